@@ -100,7 +100,14 @@ REFUSED = {
     "choices twice": ("[[0], [0], [0, 0]]", "listed once"),
     "two keys": ('{"medusa_choices": [[0]], "a": {"hydra_choices": [[0], [1]]}}', "has 2, medusa_choices, a: say"),
     "two flags": ("a --medusa-choices '[[0]]'\nb --medusa-choices '[[0], [1]]'", "has 2, line 1, line 2: say"),
-    "two lengths": ("sglang --speculative-num-steps 3\nsglang --speculative-num-steps 4", "has 2, line 1, line 2: say"),
+    "two lengths": (
+        "sglang --speculative-num-steps 3\nsglang --speculative-num-steps 4",
+        "has 2, line 1.speculative_num_steps, line 2.speculative_num_steps: say",
+    ),
+    "flags of a dynamic tree": (
+        "sglang --speculative-num-steps 3 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16",
+        "has 2, line 1.speculative_num_steps, line 1.speculative_num_draft_tokens: say",
+    ),
     "comprehension alone": ("large = [[rank] for rank in range(4)]", "large, is made by code, which is not run"),
     **{
         f"code {code}": (f"small = [[0], [1]]\nlarge = {code}", "has 2, small, large (made by code, which is not run)")

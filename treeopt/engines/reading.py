@@ -7,6 +7,7 @@ string of tuples, or a chain's length. Where it holds several trees, each is cal
 import ast
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from treeopt.engines import neuron
@@ -17,17 +18,14 @@ from treeopt.trees.tree import Tree
 
 MOST_CHARS = 2**20  # of a tree's file
 KEYS = ("medusa_choices", "hydra_choices", "tree_choices", "medusa_tree", "speculative_token_tree")
-LENGTHS = ("num_speculative_tokens", "max_draft_len", "num_assistant_tokens", "prompt_lookup_num_tokens")
-FLAG = re.compile(r"--(?:medusa|hydra|tree)[-_]choices[= ]+([\"'])(.*?)\1", re.S)
-LENGTH_FLAG = re.compile(
-    r"^[^#\n]*?--(speculate|speculative-num-steps|speculative-num-draft-tokens|spec-draft-n-max|draft-max"
-    r"|spec-ngram-simple-size-m|speculative-dspark-block-size|gen_num_per_cycle|beam_length)[ =](\d{1,4})\b",
-    re.M,
-)
-ROWS = ("beam_length", "speculative-num-draft-tokens")  # flags that count the root, but for LMDeploy's
-CONFIG = re.compile(r"--speculative-config[= ]+'(.*?)'", re.S)  # vLLM's
+ROWS = ("beam_length", "speculative_num_draft_tokens")  # lengths that count the root, but for LMDeploy's
+LENGTHS = (
+    "num_speculative_tokens", "max_draft_len", "num_assistant_tokens", "prompt_lookup_num_tokens", "speculate",
+    "speculative_num_steps", "spec_draft_n_max", "draft_max", "spec_ngram_simple_size_m", "speculative_dspark_block_size",
+    "gen_num_per_cycle", *ROWS,
+)  # fmt: skip
+FLAG = re.compile(r"""--(\w[\w-]{2,40})[= ]{1,9}(?:'([^']*)'|"([^"]*)"|(\S+))""")
 PLAIN = re.compile(r"(?:# For .*\n)?# No (?:tree|chain) pays")  # begins an export that does not speculate
-NEWLINE = "\n"
 CODE = "made by code, which is not run"  # in place of a list
 COPIES = ("str", "list", "tuple", "sorted", "dumps")  # functions that change nothing of a tree
 NO_TREE = "The file must hold a tree: a list of choices, an object with 'medusa_choices', a plan, or an engine's configuration."
@@ -48,8 +46,8 @@ def tree_in(text: str, name: str = "") -> Tree:
     if len(text) > MOST_CHARS:
         raise InvalidInput(f"A tree's file may have {MOST_CHARS:,} characters, but this one has {len(text):,}.")
     document, names = _document(text)
-    places = list(_places(document))
-    trees = _trees(places, names) or _flags(text) or _lengths(places) or _length_flags(text)
+    places, flags = list(_places(document)), list(_places(_flags(text)))
+    trees = _trees(places, names) or _trees(flags, ()) or _lengths(places) or _lengths(flags)
     if not trees:
         raise InvalidInput(_mask(value for _, value in places) or NO_TREE)
     meant = {place: tree for place, tree in trees.items() if not name or f".{place}".endswith(f".{name}")}
@@ -114,21 +112,22 @@ def _python(text: str) -> dict[str, Any]:
     """The values of a Python text by name, of others by line. Raises ValueError where none could be a tree."""
     names = dict[str, Any]()
     for statement in ast.walk(parse_python(text)):
-        if not isinstance(statement, ast.stmt) or hasattr(statement, "body"):
-            continue
-        for node in ast.walk(statement):  # what may change a list
-            is_item = isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
-            is_call = isinstance(node, ast.Attribute) and not isinstance(statement, ast.Assign)
-            base = getattr(node, "value", None) if is_item or is_call else None
-            base = node.target if isinstance(node, ast.AugAssign) else base
-            if isinstance(base, ast.Name) and names.get(base.id):
-                names[base.id] = CODE
-        target = next(iter(getattr(statement, "targets", [getattr(statement, "target", None)])), None)
-        name = target.id if isinstance(target, ast.Name) else f"line {statement.lineno}"
-        if isinstance(statement, ast.Assign | ast.AnnAssign | ast.Expr) and statement.value is not None:
-            name = f"{name} (line {statement.lineno})" if names.get(name) else name
-            value = _value(statement.value, names)
-            names[name] = None if value is CODE and isinstance(statement, ast.Expr) else value
+        match statement:
+            case (
+                ast.AugAssign(target=ast.Name(id=name))
+                | ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name))))
+                | ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del())
+            ) if names.get(name):  # the list is changed
+                names[name] = CODE
+            case (
+                ast.Assign(targets=[ast.Name(id=name), *_], value=node)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as node)
+            ):
+                name = f"{name} (line {statement.lineno})" if names.get(name) else name
+                names[name] = _value(node, names)
+            case ast.Expr(value=node) | ast.Assign(value=node):
+                value = _value(node, names)
+                names[f"line {statement.lineno}"] = None if value is CODE else value
     found = {name: value for name, value in names.items() if value and isinstance(value, dict | list | tuple | str)}
     if not found:
         raise ValueError("it has nothing that could be a tree")
@@ -137,36 +136,26 @@ def _python(text: str) -> dict[str, Any]:
 
 def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
     """What an expression is as far as it is written down; `CODE` for a list of other lists; None for the rest."""
-    if isinstance(node, ast.Name):
-        return names.get(node.id)
-    if isinstance(node, ast.Dict):
-        pairs = zip(node.keys, node.values, strict=True)
-        return {str(key.value): _value(value, names) for key, value in pairs if isinstance(key, ast.Constant)}
-    function = getattr(node, "func", None)
-    if (
-        isinstance(node, ast.Call)
-        and len(node.args) == 1
-        and getattr(function, "attr", getattr(function, "id", "")) in COPIES
-    ):
-        return _value(node.args[0], names)
-    try:
+    match node:
+        case ast.Name(id=name):
+            return names.get(name)
+        case ast.Dict():
+            pairs = zip(node.keys, node.values, strict=True)
+            return {str(key.value): _value(value, names) for key, value in pairs if isinstance(key, ast.Constant)}
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[argument]) if name in COPIES:
+            return _value(argument, names)
+        case ast.List(elts=[ast.Dict() | ast.Call(), *_] as items):
+            return [_value(item, names) for item in items]
+    with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        pass
-    if isinstance(node, ast.List) and all(isinstance(item, ast.Dict | ast.Call) for item in node.elts):
-        return [_value(item, names) for item in node.elts]
-    arguments = [*node.args, node.func] if isinstance(node, ast.Call) else [node]
-    inner = [part for argument in arguments for part in ast.walk(argument)]
+    outer = [*node.args, node.func] if isinstance(node, ast.Call) else list(ast.iter_child_nodes(node))
+    inner = [part for child in outer for part in ast.walk(child)]
     if any(isinstance(part, ast.Name) and isinstance(names.get(part.id), list | str) for part in inner):
         return CODE
     if isinstance(node, ast.Call):
         return {word.arg: _value(word.value, names) for word in node.keywords if word.arg}
-    makes_list = isinstance(node, ast.List | ast.ListComp | ast.BinOp)
-    return (
-        CODE
-        if makes_list and any(isinstance(part, ast.List | ast.Tuple) for part in inner if part is not node)
-        else None
-    )
+    is_list = isinstance(node, ast.List | ast.ListComp | ast.BinOp)
+    return CODE if is_list and any(isinstance(part, ast.List | ast.Tuple) for part in inner) else None
 
 
 def _places(value: Any, name: str = "", depth: int = 6) -> Iterator[tuple[str, Any]]:
@@ -237,28 +226,26 @@ def _literal(text: str) -> Choices | None:
     return list(value) if isinstance(value, list | tuple) else None
 
 
-def _flags(text: str) -> dict[str, Choices]:
-    """The lists behind flags of launch commands, by line."""
-    lists = {f"line {text.count(NEWLINE, 0, flag.start()) + 1}": _literal(flag[2]) for flag in FLAG.finditer(text)}
-    return {line: choices for line, choices in lists.items() if choices is not None}
+def _flags(text: str) -> dict[str, dict[str, Any]]:
+    """The flags of launch commands by line; JSON and numbers among them are read."""
+    text, lines = re.sub(r"#.*", "", text), dict[str, dict[str, Any]]()
+    for flag in FLAG.finditer(text):
+        begin, value = text.rfind("\n", 0, flag.start()), next(filter(None, flag.groups()[1:]), "")
+        name = flag[1].replace("-", "_")
+        if "lmdeploy" in text[begin + 1 : flag.start()]:  # whose length leaves the root out
+            name = name.replace("speculative_num_draft_tokens", "num_speculative_tokens")
+        with suppress(ValueError):
+            value = loads(value) if value[:1] == "{" or value.isdigit() else value
+        line = text.count("\n", 0, flag.start()) + 1
+        lines.setdefault(f"line {line}", {})[name] = value
+    return lines
 
 
 def _lengths(places: Iterable[tuple[str, Any]]) -> dict[str, Choices]:
-    """The chains whose length a configuration has."""
-    lengths = {place: value for place, value in places if place.rpartition(".")[2] in LENGTHS}
-    return {
-        place: Tree.chain(length).choices for place, length in lengths.items() if type(length) is int and length > 0
-    }
-
-
-def _length_flags(text: str) -> dict[str, Choices]:
-    """The chains whose length stands behind a flag of a launch command, by line."""
-    lengths = dict[str, Choices]()
-    for flag in LENGTH_FLAG.finditer(text):
-        counts_root = flag[1] in ROWS and "lmdeploy" not in flag[0]
-        line = f"line {text.count(NEWLINE, 0, flag.end()) + 1}"
-        lengths[line] = Tree.chain(max(0, int(flag[2]) - counts_root)).choices
-    if not lengths and (config := CONFIG.search(text)):
-        places = list(_places(_document(config[1])[0]))
-        return _trees(places, ()) or _lengths(places)
+    """The chains whose length a configuration or a flag has."""
+    lengths = {}
+    for place, value in places:
+        key = place.rpartition(".")[2]
+        if key in LENGTHS and type(value) is int and value > 0:
+            lengths[place] = Tree.chain(value - (key in ROWS)).choices
     return lengths

@@ -109,10 +109,10 @@ async def visited(
             )
         counts = counted or Drafts()
         if counts.length > length + LONGER or (length == 0 and counts.drafts):
+            made = f"{counts.drafts:,} drafts" + (f" of {counts.length:.2f} guesses" if counts.drafted else "")
             raise InvalidInput(
-                f"{length:g} guesses a step were asked for, but the server made {counts.drafts:,} drafts of {counts.length:.2f}: "
-                "`launch` speculates by other words than those that treeopt knows. Put {options} in their place, and pass them as "
-                "`present`."
+                f"{length:g} guesses a step were asked for, but the server made {made}: `launch` speculates by other words than "
+                "those that treeopt knows. Put {options} in their place, and pass them as `present`."
             )
         found.append(Visit(launch=launch, name=name, batch_size=size, answers=answers, **counts.model_dump()))
     return found
