@@ -30,42 +30,32 @@ def openvino(text, k, longest, _, left, end):
     return vllm_v1(text, k, len(text) // 2 if longest >= len(text) else longest, 1) if k > 0 else []
 
 
-class Windows:
-    """ExLlamaV3's jobs at once, each [text, accepted (as counted) of every draft, window, rounds since it was last above 0]."""
+def mean_accepted(counted):
+    mean = counted[0]
+    for a in counted[1:]:
+        w = 1.3 if a > mean else 0.65
+        mean = w * a + (1 - w) * mean
+    return mean
 
-    def __init__(self, k, m, dynamic):
-        self.k, self.m, self.dynamic, self.jobs = k, m, dynamic, {}
 
-    def start(self, number, prompt):
-        self.jobs[number] = [list(prompt), [], self.k, 0]
-
-    def mean(self, counted):
-        mean = counted[0]
-        for a in counted[1:]:
-            w = 1.3 if a > mean else 0.65
-            mean = w * a + (1 - w) * mean
-        return mean
-
-    def draft(self, number):
-        job = self.jobs[number]
-        if job[1] and self.dynamic:
-            mean = self.mean(job[1])
-            job[2] = max(1, min(self.k, math.ceil(mean)))
+def windows(k, m, dynamic):
+    """ExLlamaV3's job: sent its text it gives a draft, and sent then how many guesses were accepted it goes on."""
+    counted, rounds, window = [], 0, k
+    while True:
+        text = yield
+        if counted and dynamic:
+            mean = mean_accepted(counted)
+            window = max(1, min(k, math.ceil(mean)))
             if mean < 0.3:
-                job[3] += 1
-                job[2] = min(2, self.k) if job[3] == 16 else 0
-                job[3] %= 16
+                rounds += 1
+                window = min(2, k) if rounds == 16 else 0
+                rounds %= 16
             else:
-                job[3] = 0
-        window = max(job[2] for job in self.jobs.values())
-        drafts = [longest_suffix(job[0], self.k, None, self.m, None, None) for job in self.jobs.values()]
-        self.width = min([window, *map(len, drafts)])
-        return longest_suffix(job[0], self.width, None, self.m, None, None)
-
-    def commit(self, number, new, accepted):
-        self.jobs[number][0] += new
-        if self.width:
-            self.jobs[number][1].append(accepted + (accepted == self.width))
+                rounds = 0
+        draft = longest_suffix(text, window, None, m, None, None)
+        accepted = yield draft
+        if draft:
+            counted.append(accepted + (accepted == len(draft)))
 
 
 def longest_suffix(text, k, _, shortest, left, end):

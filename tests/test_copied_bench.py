@@ -210,9 +210,6 @@ class Overrun(TextDrafter):
             tokens = answer[at : at + accepted + 1]
         self.rule.commit(own, tokens, accepted)
 
-    def stop(self, state):
-        self.rule.stop(state[0])
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("cached", "factor"), [(0, 4.0), (1, 1.0), (10000, 1.0)])

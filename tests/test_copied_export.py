@@ -103,7 +103,7 @@ def test_engines_without_such_drafters_name_those_that_have_them():
     ("draft", "kept"),
     [
         (SUFFIX, "the answers of the latest requests"),
-        (COPIED["llama-cpp"][0], "the text of every slot"),
+        (COPIED["llama-cpp"][0], "the text of each slot"),
         (COPIED["vllm"][2], None),
         (COPIED["transformers"][0], None),
     ],

@@ -43,8 +43,8 @@ def whole_probe() -> Probe:
 
 def whole_log() -> RequestLog:
     """Two requests of 4 tokens, with all arrays that a log can have."""
-    each, times = np.array([1, 2]), np.array([0.0, 1.0])
-    about = {"group": 0 * each, "cluster": each, "limit": each, "begin_s": times, "end_s": times + 1}
+    each = np.array([1, 2])
+    about = {"group": 0 * each, "cluster": each, "limit": each}
     return RequestLog(np.arange(8), np.array([0, 4, 8]), each, **about, meta={"group_names": ["all"]})
 
 

@@ -267,10 +267,9 @@ def test_ids_come_back_as_they_were_in_the_order_of_their_times(tmp_path_factory
     log.save(folder / "requests.npz")
     log = treeopt.load(folder / "requests.npz")
     expected = sorted(rows, key=lambda row: row[2])
-    found = [(r.prompt, r.answer, r.begin_s, r.end_s, r.limit) for r in log.requests()]
-    assert found == [(p, a, b, b + t, max(n, len(a)) if n else None) for p, a, b, t, n, _ in expected]
+    found = [(r.prompt, r.answer, r.limit) for r in log.requests()]
+    assert found == [(p, a, max(n, len(a)) if n else None) for p, a, _, _, n, _ in expected]
     assert [log.group_names[g] for g in log.group.tolist()] == [row[-1] for row in expected]
-    assert log.has_times
     assert log.meta["skipped"] == []
 
 
@@ -373,7 +372,6 @@ def test_a_table_is_read_as_well(tmp_path):
     ]
     log = read_requests(write(tmp_path, lines, "logs.csv"))
     assert [(one.prompt, one.answer, one.limit) for one in log.requests()] == [([4], [5], None), ([1, 2], [3], 9)]
-    assert np.diff(log.begin_s).tolist() == [1]
 
 
 @pytest.mark.parametrize(
@@ -381,16 +379,16 @@ def test_a_table_is_read_as_well(tmp_path):
     [1767225600, 1767225600.0, "1767225600", 1767225600_000, 1767225600_000_000, 1767225600_000_000_000,
      "2026-01-01T00:00:00Z", "2026-01-01 01:00:00+01:00", "2026-01-01T00:00:00.000000"],
 )  # fmt: skip
-def test_times_are_read_in_every_usual_form(tmp_path, said):
-    assert read(tmp_path, [GOOD | {"created_at": said}]).begin_s.tolist() == [1767225600]
+def test_times_are_read_in_every_usual_form(said):
+    (request,) = logged.read_logged(GOOD | {"created_at": said})
+    assert request.times[0] == 1767225600
 
 
 def test_without_all_times_the_order_is_the_files(tmp_path):
     rows = [GOOD | {"start_time": 9}, GOOD | {"token_ids": [8]}, GOOD | {"start_time": 1, "end_time": 2}]
     log = read(tmp_path, rows)
     assert [one.answer for one in log.requests()] == [[7], [8], [7]]
-    assert (log.meta["order"], log.has_times) == ("file", False)
-    assert np.isnan(log.begin_s).tolist() == [False, True, False]
+    assert log.meta["order"] == "file"
 
 
 # Conversations
@@ -475,9 +473,7 @@ def test_the_command_shows_groups_and_names_are_only_names(folders, tmp_path, mo
         name,
     )
     done = invoke(*words)
-    assert all(
-        word in done.stdout for word in ("requests", "conversations", name, "1 row left out", "Without the times")
-    )
+    assert all(word in done.stdout for word in ("requests", "conversations", name, "1 row left out"))
     assert f"treeopt search --for ENGINE --run '{name}'" in done.stderr
     told = json.loads(command(*words, "--json"))
     assert json.loads(command("status", "--run", name, "--json"))["next"].startswith("treeopt search --for ENGINE")

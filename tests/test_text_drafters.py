@@ -50,7 +50,6 @@ def steps(drafter, prompt, answer, limit=MANY):
         yield prompt + answer[:at], limit - at, draft, accepted
         drafter.commit(state, answer[at : at + accepted + 1], accepted)
         at += accepted + 1
-    drafter.stop(state)
 
 
 LOOKUPS = {
@@ -97,28 +96,18 @@ def test_longest_suffix(text):
         assert automaton.match() == (longest, end)
 
 
-def test_windows_of_requests_that_run_at_once_are_as_wide_as_their_definition_says():
+def test_a_window_is_as_wide_as_its_definition_says():
     for seed in range(CASES // 4):
-        rng = random.Random(seed)
+        rng, prompt, answer = texts(seed)
         k, m, dynamic = rng.randrange(1, 7), rng.randrange(1, 4), rng.random() < 0.7
-        drafter, slow, live = WindowLookup(k, m, dynamic=dynamic), slow_text.Windows(k, m, dynamic), []
-        for number in range(40):
-            if not live or (len(live) < 3 and rng.random() < 0.1):
-                _, prompt, answer = texts(seed + number)
-                live.append((number, drafter.start(prompt), answer * rng.randrange(1, 4)))
-                slow.start(number, prompt)
-            number, state, answer = rng.choice(live)
-            draft, wanted = drafter.draft(state, MANY), slow.draft(number)
+        slow = slow_text.windows(k, m, dynamic)
+        next(slow)
+        for text, _, draft, accepted in steps(
+            WindowLookup(k, m, dynamic=dynamic), prompt, answer * rng.randrange(1, 4)
+        ):
+            wanted = slow.send(text)
             assert (draft.tokens, draft.rows) == (wanted, 1 + len(wanted)), seed
-            accepted = draft.accepted(answer)
-            new = answer[: accepted + 1]
-            del answer[: accepted + 1]
-            drafter.commit(state, new, accepted)
-            slow.commit(number, new, accepted)
-            if not answer:
-                drafter.stop(state)
-                live = [one for one in live if one[0] != number]
-                del slow.jobs[number]
+            slow.send(accepted)
 
 
 def requests_of(seed: int, most: int = 40) -> tuple[random.Random, list[tuple[list[int], list[int]]]]:
@@ -241,7 +230,6 @@ def test_suffix_decoding_drafts_what_its_definition_says():
             (mine, score), (others, other) = (one.draft(text[-depth:], *setting) for one in (own, common))
             assert drafter.draft(state, MANY).tokens == (mine if score >= other else others), (seed, text)
             if rng.random() < 0.2:
-                drafter.stop(state)
                 live.remove(request)
 
 
@@ -249,17 +237,6 @@ def test_a_published_example():
     """vLLM's own: n-grams of 2 to 3, the earliest match."""
     state = Lookup(4, longest=3, shortest=2).start([1, 2, 3, 4, 2, 3])
     assert Lookup(4, longest=3, shortest=2).draft(state, MANY).tokens == [4, 2, 3]
-
-
-def test_requests_that_overlap_see_each_other():
-    """The second begins when the first has said 4 of its 8 tokens, which are in the global tree."""
-    first, second = (
-        Request([9], [1, 2, 3, 4, 5, 6, 7, 8], None, 0.0, 8.0),
-        Request([1], [2, 3, 4, 9, 9], None, 4.0, 9.0),
-    )
-    overlapped = replay([first, second], lambda: SuffixDecoding(8, depth=8), state="overlapped")
-    assert overlapped.accepted[overlapped.starts[1] :].max() > 0
-    assert replay([second], lambda: SuffixDecoding(8, depth=8)).accepted.max() == 0
 
 
 SMALL = {
@@ -274,9 +251,6 @@ SMALL = {
 def small(name: str, **others: int) -> dict[str, int]:
     """Settings of a kind that draft behind few tokens."""
     return {option: value for option, value in (SMALL | others).items() if option in KINDS[name].options}
-
-
-SHARED = {"llama.cpp:ngram-mod", "exllamav3:ngram"}  # a table of all requests; a width of those that run at once
 
 
 def operations(function) -> int:
@@ -307,67 +281,6 @@ def test_looped_answer(name, period):
         per_token.append(operations(partial(replay, [request], lambda: text_drafter(name, settings))) / n)
     short, long = per_token
     assert long < 1.1 * short < 2000
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_overlapped_requests_keep_their_own_text(name):
-    """At once they are as alone, and one after the other as in order. What requests share is held against the slow rules."""
-    settings, accepted = small(name), 0
-    for seed in range(80):
-        rng, texts_of = requests_of(seed)
-        apart = [Request(*pair, None, 2.0 * r, 2.0 * r + 1) for r, pair in enumerate(texts_of)]
-        together = [request._replace(begin_s=0.0, end_s=1.0 + rng.random()) for request in apart]
-        pairs = [(apart, "serial")] + [(together, "cold")] * (name not in SHARED)
-        for requests, state in pairs:
-            found, wanted = (
-                replay(requests, lambda: text_drafter(name, settings), state=one) for one in ("overlapped", state)
-            )
-            for counts in ("starts", "drafted", "rows", "accepted", "emitted"):
-                assert getattr(found, counts).tolist() == getattr(wanted, counts).tolist(), (seed, state)
-            accepted += found.accepted.sum()
-    assert accepted > 100
-
-
-def test_slots_of_llama_cpp_share_the_table_of_mod_alone():
-    """Requests that all begin before any ends, and then take turns, against slow rules with one table."""
-    drafted = 0
-    for seed in range(CASES // 4):
-        rng, requests = requests_of(seed)
-        setting = rng.randrange(1, 5), rng.randrange(4), rng.randrange(1, 9)
-        drafter, table, running, accepted = LlamaCpp([Mod(*setting)]), {}, {}, {}
-        for number, (prompt, answer) in enumerate(requests):
-            slow = slow_text.Mod(*setting)
-            slow.table = table
-            running[number] = slow, steps(drafter, prompt, answer)
-        turns = list(running)
-        while running:
-            number = turns.pop(0) if turns else rng.choice(list(running))
-            slow, taken = running[number]
-            if number not in accepted:
-                slow.begin(requests[number][0])
-            elif accepted[number] is not None:
-                slow.accept(accepted[number])
-            if (step := next(taken, None)) is None:
-                del running[number]
-                continue
-            text, _, draft, right = step
-            wanted = slow.draft(text)
-            assert draft.tokens == wanted, (seed, text)
-            accepted[number] = right if wanted else None
-            drafted += len(wanted)
-    assert drafted > 1000
-
-
-def test_a_request_takes_the_free_slot_whose_text_it_repeats():
-    """Else the one that is free for the longest, as llama.cpp's server chooses."""
-    drafter = LlamaCpp([Simple(2, 4)])
-    first, second = drafter.start([1, 2, 3, 4]), drafter.start([5, 6, 7, 8])
-    assert first is not second
-    for slot in (first, second):
-        drafter.stop(slot)
-    assert drafter.start([5, 6, 9]) is second
-    drafter.stop(second)
-    assert drafter.start([7, 7, 7]) is first
 
 
 def test_a_replay_emits_every_answer_whatever_is_drafted():

@@ -42,11 +42,6 @@ IN_PROCESS = 50_000  # tokens below which processes of their own do not pay
 MOST_PROCESSES = 4  # that replay at once, each in half a GB at most
 NOTICEABLE = 0.005  # share of the tokens per step that what is kept from request to request changes before it is said
 IN_SAMPLE = "There is a single conversation, so the figures are of the text that the settings were sought on: too high, and without an error."
-MEANS: dict[State, str] = {
-    "cold": "with nothing kept from request to request",
-    "serial": "served one after the other",
-    "overlapped": "as they overlapped",
-}
 UNUSED = {"shape": None, "max_rank": None, "max_depth": None, "measured_only": False, "sample": None}  # fmt: skip
 Job = tuple[str, Settings, State, int | None]  # a drafter, its settings, what is kept, and how many requests
 Replays = Callable[[Sequence[Job]], list[list[Candidate]]]  # what each job found on the two halves
@@ -133,7 +128,6 @@ def planned(
 ) -> Plan:
     """The plan for a log that is in a file; InvalidInput where the budget has no room for any setting,
     OutOfRange where too few rows were timed."""
-    state: State = "overlapped" if log.has_times else "serial"
     all_requests, log = log.num_sequences, first_answers(log, JUDGED_TOKENS)
     first, budget = first_answers(log, SOUGHT_TOKENS).num_sequences, request.limits.budget
     each = max(MOST_TRIED // len(drafters), FEWEST_TRIED)
@@ -141,7 +135,7 @@ def planned(
     with _replays(file, log) as replayed, progress("Searching", len(drafters) * (each + FINALISTS)) as advance:
 
         def value(name: str, tried: Sequence[Settings]) -> Floats:
-            results = replayed([(name, options, state, first) for options in tried])
+            results = replayed([(name, options, "serial", first) for options in tried])
             return worth([sought_on for sought_on, _ in results], costs, request)
 
         for name in drafters:
@@ -150,7 +144,7 @@ def planned(
             finalists = {usual(name): None}
             for b in range(len(request.sizes)):
                 finalists |= dict.fromkeys(sorted(values, key=lambda options: -values[options][b])[:FINALISTS])
-            judged = [held_out for _, held_out in replayed([(name, options, state, None) for options in finalists])]
+            judged = [held_out for _, held_out in replayed([(name, options, "serial", None) for options in finalists])]
             settings[name] = [candidate for candidate in judged if candidate.size <= budget]
             if judged[0] in settings[name]:
                 usuals[name] = judged[0]
@@ -169,7 +163,7 @@ def planned(
                 f"Replayed were the first {log.num_sequences:,} of {all_requests:,} requests, {JUDGED_TOKENS:,} tokens of answers."
             )
         plan = plan_text({name: some for name, some in settings.items() if some}, usuals, held_out, costs, request)
-        brackets = _bracket(replayed, plan, state)
+        brackets = _bracket(replayed, plan)
     entries = (replace(e, warnings=[*e.warnings, *warnings, *brackets.get(e.batch_size, [])]) for e in plan.entries)
     return replace(plan, entries=tuple(entries))
 
@@ -277,23 +271,19 @@ def tried_on(log: RequestLog, job: Job, parts: Sequence[BoolArray]) -> list[Cand
     return candidates
 
 
-def _bracket(replayed: Replays, plan: Plan, state: State) -> dict[int, list[str]]:
-    """What the chosen settings reach where a server has kept nothing, and where it served the log in order, by batch size."""
+def _bracket(replayed: Replays, plan: Plan) -> dict[int, list[str]]:
+    """What the chosen settings reach where a server has kept nothing, beside what is planned, by batch size."""
     brackets: dict[Draft, list[str]] = {}
     chosen = {entry.draft: entry.chosen.tokens_per_step for entry in plan.entries if entry.speculates}
     for draft, rate in chosen.items():
         if not kinds_of(draft.drafter)[0].memory:
             continue
-        states: list[State] = [other for other in MEANS if other in ("cold", "serial") and other != state]
         settings = tuple(sorted(draft.options.items()))
-        held_out = [
-            judged.rates for _, judged in replayed([(draft.drafter, settings, other, None) for other in states])
-        ]
-        rates = dict(zip(states, (reached.tokens_per_step for reached in held_out), strict=True)) | {state: rate}
-        if max(rates.values()) > (1 + NOTICEABLE) * min(rates.values()):
-            each = "; ".join(f"{MEANS[kept]} {rates[kept]:.2f}" for kept in MEANS if kept in rates)
+        ((_, judged),) = replayed([(draft.drafter, settings, "cold", None)])
+        cold = judged.rates.tokens_per_step
+        if max(cold, rate) > (1 + NOTICEABLE) * min(cold, rate):
             brackets[draft] = [
-                f"This drafter keeps text from request to request, so tokens per step depend on what ran before: {each}. "
-                f"The plan is for requests {MEANS[state]}."
+                "This drafter keeps text from request to request, so tokens per step depend on what ran before: with nothing kept "
+                f"{cold:.2f}; served one after the other {rate:.2f}. The plan is for requests served one after the other."
             ]
     return {entry.batch_size: brackets.get(entry.draft, []) for entry in plan.entries}

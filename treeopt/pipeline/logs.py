@@ -50,7 +50,6 @@ KINDS = {"tokens": "i", "starts": "q", "prompt_tokens": "i", "group": "h", "limi
 NOTES = {
     "skipped": ("row", "{} of {rows:,} left out, the first at line {first}."),
     "late": ("request", "{} stood behind later ones in the file: the times say the order."),
-    "untimed": ("", "Not every request says when it began and ended, so which of them overlapped is not known."),
     "texts": ("answer", "{} of text tokenised again: tokens may end at other places than the model's did."),
     "unwritten_calls": ("answer", "{} without the calls of tools, which the chat template does not write."),
     "reasoning": ("answer", "{} with reasoning, which was generated too: it stands before the content, without marks around it."),
@@ -154,7 +153,7 @@ def notes(log: RequestLog) -> list[str]:
     """Sentences on what was left out of a log, and what its tokens leave in doubt."""
     n = Counter({**log.meta["counted"], **log.meta["retokenised"]})
     first = next(iter(log.meta["skipped"]), {"row": 0, "reason": ""})
-    n |= {"late": log.meta["late"], "untimed": int(not log.has_times)}
+    n["late"] = log.meta["late"]
     told = {"first": f"{first['row']}: {first['reason']}", "rows": n["rows"]}
     return [said.format(count(n[name], noun), **told) for name, (noun, said) in NOTES.items() if n[name]]
 
@@ -189,8 +188,7 @@ class Gathered:
         late = int((np.maximum.accumulate(order) > order).sum())
         if late:
             tokens = np.concatenate([tokens[starts[r] : starts[r + 1]] for r in order.tolist()])
-        own = {name: arrays[name][order] for name in ("prompt_tokens", "group", "limit", "begin_s", "end_s")}
-        own = {name: values for name, values in own.items() if np.isfinite(values).any()}
+        own = {name: arrays[name][order] for name in ("prompt_tokens", "group", "limit")}
         meta = {"group_names": list(group_names), "order": timed or "file", "late": late}
         lengths = np.concatenate([[0], np.cumsum(np.diff(starts)[order])])
         return RequestLog(tokens, lengths, **own, cluster=self.clusters(order), meta=meta)

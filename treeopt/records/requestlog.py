@@ -21,8 +21,6 @@ from treeopt.trees.tree import IntArray
 FORMS = {name: form for name, form in OF_SEQUENCES.items() if name != "end"} | {
     "tokens": npz.Form(np.int32, "tokens", least=0),
     "limit": npz.Form(np.int32, "sequences"),
-    "begin_s": npz.Form(np.float64, "sequences"),
-    "end_s": npz.Form(np.float64, "sequences"),
 }
 
 
@@ -31,14 +29,11 @@ class Request(NamedTuple):
 
     prompt, answer : token ids
     limit : most tokens that the answer may have; None where unknown
-    begin_s, end_s : times of the request and of its answer [s], on one clock; NaN where unknown
     """
 
     prompt: list[int]
     answer: list[int]
     limit: int | None = None
-    begin_s: float = float("nan")
-    end_s: float = float("nan")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -51,7 +46,6 @@ class RequestLog(Answers):
     group         : (R,)   int16    index into meta["group_names"]
     cluster       : (R,)   int32    conversation of each request; absent: each is its own
     limit         : (R,)   int32    most tokens that the answer may have; 0 where unknown
-    begin_s, end_s : (R,)  float64  times of the request and of its answer [s]; NaN where unknown
     meta          : tokenizer, file, numbers of skipped and re-tokenised requests, provenance
 
     >>> log = RequestLog(np.array([5, 6, 5, 6, 7]), np.array([0, 5]), np.array([2]))
@@ -67,8 +61,6 @@ class RequestLog(Answers):
     group: NDArray[np.int16] | None = None
     cluster: NDArray[np.int32] | None = None
     limit: NDArray[np.int32] | None = None
-    begin_s: NDArray[np.float64] | None = None
-    end_s: NDArray[np.float64] | None = None
     meta: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -93,11 +85,6 @@ class RequestLog(Answers):
         """Tokens of a request in the middle of its answer, on average."""
         return int(np.mean(self.prompt_tokens + self.answer_tokens / 2))
 
-    @property
-    def has_times(self) -> bool:
-        """Whether the times of every request and answer are known."""
-        return all(times is not None and np.isfinite(times).all() for times in (self.begin_s, self.end_s))
-
     def counts(self) -> dict[str, dict[str, int]]:
         """Numbers of requests, conversations and tokens of each group; those of the whole log under ""."""
         groups = {"": np.arange(self.num_sequences)}
@@ -114,17 +101,11 @@ class RequestLog(Answers):
 
     def document(self) -> dict[str, object]:
         groups = self.counts()
-        return {
-            "schema": storage.schema(self.file_kind),
-            **groups.pop(""),
-            "groups": groups,
-            "has_times": self.has_times,
-            **self.meta,
-        }
+        return {"schema": storage.schema(self.file_kind), **groups.pop(""), "groups": groups, **self.meta}
 
     @classmethod
     def of(cls, requests: Iterable[Request]) -> RequestLog:
-        """The log of some requests, without times. Each is a conversation of its own.
+        """The log of some requests. Each is a conversation of its own.
 
         >>> RequestLog.of([Request([5, 6], [7], 9)]).limit.tolist()
         [9]
@@ -143,14 +124,10 @@ class RequestLog(Answers):
         return [request.answer for request in self.requests()]
 
     def requests(self) -> Iterator[Request]:
-        unknown = np.full(self.num_sequences, np.nan)
-        begins = unknown if self.begin_s is None else self.begin_s
-        ends = unknown if self.end_s is None else self.end_s
         limits = np.zeros(self.num_sequences, np.int32) if self.limit is None else self.limit
         for r, prompt_tokens in enumerate(self.prompt_tokens.tolist()):
             text = self.tokens[self.starts[r] : self.starts[r + 1]].tolist()
-            times = float(begins[r]), float(ends[r])
-            yield Request(text[:prompt_tokens], text[prompt_tokens:], int(limits[r]) or None, *times)
+            yield Request(text[:prompt_tokens], text[prompt_tokens:], int(limits[r]) or None)
 
     def select(self, requests: IntArray) -> RequestLog:
         """The log of some of the requests, in the given order."""

@@ -126,12 +126,11 @@ def requests_table(log: RequestLog) -> Table:
     """Requests, conversations and tokens of a log, of all and group by group."""
     rows = [(name or "all", *(f"{n:,}" for n in counted.values())) for name, counted in log.counts().items()]
     skipped = (log.meta.get("counted") or {}).get("skipped", 0)
-    said = f"{'With' if log.has_times else 'Without'} the times of all requests; {count(skipped, 'row')} left out."
     return Table(
         "What was asked and answered",
         texts("group", "requests", "conversations", "prompt tokens", "answer tokens", names=1),
         rows,
-        caption=said,
+        caption=f"{count(skipped, 'row')} left out.",
     )
 
 

@@ -1,7 +1,6 @@
 """Prompt lookup of ExLlamaV3: copy the tokens behind the longest suffix that stood before, up to a width.
 
-A request's window lies above a moving average of its accepted tokens. Requests that run at once have one width: the widest
-window, but at most the shortest match, so 0 where one request has no match. The prompt's last token is the first step's.
+A request's window lies above a moving average of its accepted tokens. The prompt's last token is the first step's.
 
 Source: exllamav3 00c091e, generator/generator.py
 """
@@ -9,7 +8,7 @@ Source: exllamav3 00c091e, generator/generator.py
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
 
 from treeopt.text.matches import LongestSuffix
@@ -23,7 +22,6 @@ class Job:
     """A request of ExLlamaV3.
 
     window : tokens that it would draft
-    match  : tokens behind the longest suffix, not yet cut; None before it is looked up
     mean   : of accepted tokens; None before the first draft
     low    : rounds for which the window was 0
     width  : of the last draft
@@ -31,7 +29,6 @@ class Job:
 
     text: LongestSuffix
     window: int
-    match: list[int] | None = None
     mean: float | None = None
     low: int = 0
     width: int = 0
@@ -44,19 +41,16 @@ class WindowLookup(TextDrafter):
     length   : K
     shortest : fewest tokens of a suffix
     dynamic  : whether the window moves below K
-    running  : the requests that are not ended
     """
 
     length: int = 4
     shortest: int = 1
     dynamic: bool = False
-    running: list[Job] = field(default_factory=list)
     first: First = "step"
 
     def start(self, prompt: Sequence[int]) -> Job:
         job = Job(LongestSuffix(), self.length)
         job.text.extend(prompt)
-        self.running.append(job)
         return job
 
     def draft(self, state: Job, left: int) -> Guesses:
@@ -64,23 +58,14 @@ class WindowLookup(TextDrafter):
             state.low = (state.low + 1) % PROBED if state.mean < TOO_LOW else 0
             low = 0 if state.low else min(PROBE, self.length)
             state.window = low if state.mean < TOO_LOW else max(1, min(self.length, ceil(state.mean)))
-        matches = [self._match(job) for job in self.running]
-        state.width = min(max(job.window for job in self.running), *map(len, matches))
-        return Guesses(self._match(state)[: state.width], 1 + state.width)
-
-    def _match(self, job: Job) -> list[int]:
-        if job.match is None:
-            n, end = job.text.match()
-            job.match = job.text.tokens[end : end + self.length] if n >= self.shortest else []
-        return job.match
+        n, end = state.text.match()
+        guesses = state.text.tokens[end : end + state.window] if n >= self.shortest else []
+        state.width = len(guesses)
+        return Guesses(guesses, 1 + state.width)
 
     def commit(self, state: Job, tokens: Sequence[int], accepted: int) -> None:
         state.text.extend(tokens)
-        state.match = None
         if self.dynamic and state.width:
             sample = accepted + (accepted == state.width)
             weight = UP if state.mean is not None and sample > state.mean else DOWN
             state.mean = float(sample) if state.mean is None else weight * sample + (1 - weight) * state.mean
-
-    def stop(self, state: Job) -> None:
-        self.running.remove(state)

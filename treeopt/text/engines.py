@@ -120,7 +120,7 @@ MOD = {
     "n_max": Option("m", LONG[2:], most=1024),
 }
 ANSWERS = "the answers of the latest requests, as many as {}"
-SLOTS = "the text of every slot for that slot, and of ngram-mod one table for all"
+SLOTS = "the text of each slot, of which one was replayed"
 
 KINDS = {
     "vllm:ngram-v1": EngineDrafter(vllm_ngram, NGRAM, usual=NGRAM_USUAL),

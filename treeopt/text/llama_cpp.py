@@ -1,11 +1,11 @@
 """llama.cpp's drafters of text: ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache, and several at once.
 
-Several rules are asked in this order until one drafts; only that one is told how many of its guesses were accepted. A slot
-keeps its rules' tables from request to request; ngram-mod's table is shared by all slots. There are as many slots as requests
-that run at once. The rules have llama.cpp's defects: the tokens around the end of a prompt are in no map, ngram-cache does not
-count n-grams over the borders of steps, and k4v drafts the tokens behind the match, not the value that it counted.
+Several rules are asked in this order until one drafts; only that one is told how many of its guesses were accepted. Rules keep
+their tables from request to request, as those of a server with one slot do. They have llama.cpp's defects: the tokens around the
+end of a prompt are in no map, ngram-cache does not count n-grams over the borders of steps, and k4v drafts the tokens behind the
+match, not the value that it counted.
 
-tokens : the slot's text, the token that was just sampled last; L tokens stand before that one
+tokens : the text of a request, the token that was just sampled last; L tokens stand before that one
 n, m   : tokens of the key that is looked up, and of the value that is copied, at most
 
 Source: llama.cpp 0c1e57098, common/ngram-map.cpp, common/ngram-cache.cpp, common/speculative.cpp, tools/server/server-context.cpp
@@ -14,9 +14,7 @@ Source: llama.cpp 0c1e57098, common/ngram-map.cpp, common/ngram-cache.cpp, commo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import takewhile
-from operator import eq
+from dataclasses import dataclass, field
 
 from treeopt.text.matches import Gram, Hashes, Ngrams
 from treeopt.text.rules import NO_GUESSES, Guesses, TextDrafter
@@ -27,19 +25,16 @@ MOD_FACTOR, MOD_BITS = 6364136223846793005, 22
 MOD_CHUNK, MOD_FULL = 32, 0.25  # tokens behind which new ones are taken in; how full a table is emptied
 LOW, MOST_LOW = 0.25, 5  # accepted guesses of a draft; how many such drafts on end empty the table
 CACHED, CACHE_DRAFT, BUCKETS = 4, 8, 13  # tokens of n-grams; guesses; buckets of a small std::unordered_map
-SIMILAR = 0.1  # share of a prompt with which another text must begin for its slot to be preferred
 SAMPLES, PERCENT = (2, 2, 1, 1), (66, 50, 50, 50)  # least, by the tokens of the n-gram
 
 
-class SlotRule:
-    """A rule of one slot. `dataclasses.replace` makes the rule of another slot, which shares the fields of `__init__`.
+class Rule:
+    """A rule.
 
     place : in the order in which rules are asked
-    n, m  : 1 for a rule without keys or values
     """
 
     place: int
-    n = m = 1
 
     def begin(self, tokens: list[int]) -> None:
         """Begin a request. ``tokens`` is its prompt, and grows with the answer."""
@@ -52,65 +47,41 @@ class SlotRule:
         """Take the number of accepted guesses of the last draft in."""
 
 
-@dataclass(eq=False)
-class Slot:
-    """The state of a request: the rules of its slot, its text, and the rule whose draft is verified."""
-
-    rules: Sequence[SlotRule]
-    tokens: list[int] = field(default_factory=list)
-    winner: SlotRule | None = None
-
-
 @dataclass
 class LlamaCpp(TextDrafter):
-    """A llama.cpp server with one or several of the five rules.
+    """A llama.cpp server of one slot, with one or several of the five rules. The state of a request is its text.
 
-    free : slots without a request, the slot that is free for the longest first
+    winner : the rule whose draft is verified
     """
 
-    rules: Sequence[SlotRule]
-    free: list[Slot] = field(default_factory=list)
+    rules: Sequence[Rule]
+    winner: Rule | None = None
 
     def __post_init__(self) -> None:
         self.rules = sorted(self.rules, key=lambda rule: rule.place)
 
-    def start(self, prompt: Sequence[int]) -> Slot:
-        slot = self._slot_for(prompt)
-        slot.tokens, slot.winner = list(prompt), None
-        for rule in slot.rules:
-            rule.begin(slot.tokens)
-        return slot
+    def start(self, prompt: Sequence[int]) -> list[int]:
+        tokens, self.winner = list(prompt), None
+        for rule in self.rules:
+            rule.begin(tokens)
+        return tokens
 
-    def _slot_for(self, prompt: Sequence[int]) -> Slot:
-        """The free slot whose text has most in common with the prompt's beginning; a new slot if none is free.
-
-        Where they have hardly anything in common, it is the slot that is free for the longest.
-        """
-        if not self.free:
-            return Slot([replace(rule) for rule in self.rules])  # type: ignore[type-var]  # all are dataclasses
-        common = [sum(1 for _ in takewhile(bool, map(eq, slot.tokens, prompt))) for slot in self.free]
-        most = max(common)
-        return self.free.pop(common.index(most) if most > SIMILAR * len(prompt) else 0)
-
-    def draft(self, state: Slot, left: int) -> Guesses:
-        state.winner = None
-        for rule in state.rules if left > 1 else ():
-            if guesses := rule.draft(state.tokens)[: left - 1]:
-                state.winner = rule
+    def draft(self, state: list[int], left: int) -> Guesses:
+        self.winner = None
+        for rule in self.rules if left > 1 else ():
+            if guesses := rule.draft(state)[: left - 1]:
+                self.winner = rule
                 return Guesses(guesses, 1 + len(guesses))
         return NO_GUESSES
 
-    def commit(self, state: Slot, tokens: Sequence[int], accepted: int) -> None:
-        state.tokens += tokens
-        if state.winner:
-            state.winner.accept(accepted)
-
-    def stop(self, state: Slot) -> None:
-        self.free.append(state)
+    def commit(self, state: list[int], tokens: Sequence[int], accepted: int) -> None:
+        state += tokens
+        if self.winner:
+            self.winner.accept(accepted)
 
 
 @dataclass
-class Simple(SlotRule):
+class Simple(Rule):
     """ngram-simple: the latest match, if at least n tokens followed it."""
 
     n: int = 12
@@ -153,7 +124,7 @@ class Key:
 
 
 @dataclass
-class Map(SlotRule):
+class Map(Rule):
     """ngram-map-k, or with ``counts`` ngram-map-k4v: a table from hashes of n-grams to the place of the first with that hash.
 
     least_hits : look-ups of a key before k4v drafts
@@ -245,17 +216,16 @@ class Map(SlotRule):
 
 
 @dataclass
-class Mod(SlotRule):
+class Mod(Rule):
     """ngram-mod: a table from hashes of n-grams to the token that followed last. N-grams with one hash share an entry.
 
     least, m : fewest and most tokens of a draft
-    table    : of all slots
     """
 
     n: int = 24
     least: int = 48
     m: int = 64
-    table: dict[int, int] = field(default_factory=dict)
+    table: dict[int, int] = field(default_factory=dict, init=False)
     indexed: int = field(default=0, init=False)
     drafted: int = field(default=0, init=False)
     low: int = field(default=0, init=False)
@@ -322,7 +292,7 @@ class Followers:
 
 
 @dataclass
-class Cache(SlotRule):
+class Cache(Rule):
     """ngram-cache without files: counts of the tokens behind n-grams of up to 4 tokens."""
 
     followers: dict[Gram, Followers] = field(default_factory=dict, init=False)

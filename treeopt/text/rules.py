@@ -57,6 +57,3 @@ class TextDrafter:
     def commit(self, state: Any, tokens: Sequence[int], accepted: int) -> None:
         """Take in the tokens that a step emitted. The first ``accepted`` of them are guesses."""
         raise NotImplementedError
-
-    def stop(self, state: Any) -> None:
-        """End the request; most drafters keep nothing of it."""
