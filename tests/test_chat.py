@@ -1,5 +1,7 @@
 """Chat: templates applied once, turn after turn, and given answers as the target would emit them."""
 
+import pickle
+
 import pytest
 
 from treeopt.errors import InvalidInput
@@ -46,6 +48,8 @@ def test_turn_by_turn_prompts_equal_a_rendering_by_hand(tmp_path):
         (c,) = prompts.conversations
         for turn in range(3):
             assert prompts.next_prompt(c, ended[:turn]) == ids(target, "".join(turns[: turn + 1]))
+        there = pickle.loads(pickle.dumps(prompts))  # as workers get them
+        assert there.next_prompt(c, ended[:2]) == prompts.next_prompt(c, ended[:2])
         assert prompts.next_prompt(c, []) == c.first
 
 

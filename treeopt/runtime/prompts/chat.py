@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ SOME_DAY = datetime(2025, 1, 1)
 NO_OPTIONS: Mapping[str, Any] = {}
 
 
+@dataclass(frozen=True)
 class ChatTemplate:
     """A model's chat templates, which write messages as text; they are read by jinja2 alone, as transformers reads them.
 
@@ -46,14 +48,15 @@ class ChatTemplate:
     Raises InvalidInput where there is no default, or a template cannot be read or does not come to an end.
     """
 
-    def __init__(self, named: Mapping[str, str], special: Mapping[str, str]) -> None:
-        if "default" not in named:
+    named: Mapping[str, str]
+    special: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        if "default" not in self.named:
             raise InvalidInput(
-                f"The tokenizer must have a default chat template, but it has {', '.join(named)}. Or leave it out with "
+                f"The tokenizer must have a default chat template, but it has {', '.join(self.named)}. Or leave it out with "
                 "`chat_template=False`."
             )
-        self._special = special
-        self._compiled = {name: _compiled(text) for name, text in named.items()}
         try:
             with time_limit(TEMPLATE_SECONDS):
                 written = self.write([{"role": "user", "content": "a"}])
@@ -75,8 +78,8 @@ class ChatTemplate:
         options  : what a request gives the template besides, tools for example
         finished : whether the last message is an answer; else the template begins one
         """
-        template = self._compiled.get("tool_use" if options.get("tools") else "default", self._compiled["default"])
-        values = {"tools": None, "documents": None, **self._special, **options}
+        template = compiled(self.named.get("tool_use" if options.get("tools") else "default", self.named["default"]))
+        values = {"tools": None, "documents": None, **self.special, **options}
         try:
             return str(template.render(values | {"messages": messages, "add_generation_prompt": not finished}))
         except (TimeoutError, MemoryError):
@@ -95,7 +98,10 @@ class _Generation(Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
 
 
-def _compiled(text: str) -> Any:
+@cache
+def compiled(text: str) -> Any:
+    """A chat template of jinja2. Raises InvalidInput where it cannot be read."""
+
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
