@@ -206,7 +206,7 @@ def test_the_bytes_are_the_same_where_a_worker_is_killed(tmp_path, undisturbed):
             time.sleep(0.05)
             if list(journal.glob("*.npz")):
                 children = psutil.Process(process.pid).children(recursive=True)
-                killed = [child.pid for child in children if child.name().startswith("ray::MapWorker")]
+                killed = [child.pid for child in children if child.name().startswith("ray::Actor")]
                 for pid in killed[:1]:
                     os.kill(pid, signal.SIGKILL)
         _, said = process.communicate(timeout=500)

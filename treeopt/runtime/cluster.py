@@ -1,22 +1,19 @@
 """Workers on a Ray cluster. No other module imports ray, and this one only where it is used.
 
 The cluster is one that runs already, or one on this machine that is made for a command and ends with it. Its workers are
-the actors of a pool of Ray Data: each opens the `Work` once, and blocks go one by one to whichever worker is free. Blocks
-of a worker that dies are given to another, or to its successor. A finished block comes back as bytes.
+the actors of a pool: each opens the `Work` once, and blocks go one by one to whichever worker is free. The block of a
+worker that dies is begun again by its successor. A finished block comes back as bytes.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-import pickle
 import re
 import signal
 import socket
 import sys
 import traceback
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, redirect_stdout
 from math import inf
 from pathlib import Path
@@ -70,7 +67,6 @@ class Cluster(ExitStack):
                 os.environ.setdefault("RAY_AUTH_MODE", "token")
         try:
             import ray
-            import ray.data  # its own needs, too
         except ImportError:
             raise Unsupported("`engine=ray` needs Ray. Install it with: pip install 'treeopt[ray]'") from None
         if not ray.is_initialized():
@@ -106,33 +102,22 @@ class Cluster(ExitStack):
     def do(self, work: Work, say: Say, blocks: Sequence[int]) -> Iterator[tuple[int, bytes]]:
         """The number and the content of every block when it is finished, in any order; what workers say is said again."""
         import ray
-        from ray.data import ActorPoolStrategy
+        from ray.util import ActorPool
 
         if len(blocks) < self.number:
             say(f"Only as many workers are used as blocks are left: {len(blocks)} of {self.number}.")
-        rows = ray.data.from_items([{"block": number} for number in blocks], override_num_blocks=len(blocks))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the last two have no names of their own up to Ray 2.63
-            done = rows.map_batches(
-                Actor,
-                fn_constructor_args=(ray.put(work), self.gpus, __version__),
-                batch_size=1,
-                compute=ActorPoolStrategy(size=min(self.number, len(blocks)), max_tasks_in_flight_per_actor=1),
-                num_cpus=self.cpus,
-                num_gpus=self.gpus,
-                max_restarts=-1,
-                max_task_retries=MOST_DEATHS,
-            )
-        logging.getLogger("ray.data").setLevel(logging.ERROR)
-        done.context.enable_progress_bars = done.context.print_on_execution_start = False
+        options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_restarts": -1, "max_task_retries": MOST_DEATHS}
+        start, kept = ray.remote(Actor).options(**options).remote, ray.put(work)
         with _in_words():
-            for row in done.iter_rows():
-                content, error = pickle.loads(row["made"])
+            pool = ActorPool([start(kept, self.gpus) for _ in range(min(self.number, len(blocks)))])
+            for number, notes, (content, error) in pool.map_unordered(
+                lambda actor, number: actor.do.remote(__version__, number), blocks
+            ):
                 if error is not None:
                     raise error
-                for said in row["notes"].splitlines():
-                    say(said)
-                yield int(row["block"]), content
+                for sentence in notes:
+                    say(sentence)
+                yield number, content
 
 
 def cluster_of(engine: str | None, **options: Any) -> AbstractContextManager[Cluster | None]:
@@ -152,23 +137,21 @@ def cluster_of(engine: str | None, **options: Any) -> AbstractContextManager[Clu
 
 
 class Actor:
-    """An actor of the pool, which keeps what the work has opened."""
+    """A worker of a pool, which keeps what the work has opened."""
 
-    def __init__(self, work: Any, gpus: float, version: str) -> None:
-        self._work, self._gpus, self._version = work, gpus, version
-        self._do: DoBlock | None = None
+    def __init__(self, work: Work, gpus: float) -> None:
+        self._work, self._gpus = work, gpus
+        self._do_block: DoBlock | None = None
 
-    def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
-        number, notes = int(batch["block"][0]), list[str]()
-        made = attempt(self._gpus, self._version, self._block, number, notes.append)
-        return {"block": [number], "made": [pickle.dumps(made)], "notes": ["\n".join(notes)]}
+    def do(self, version: str, number: int) -> tuple[int, list[str], tuple[bytes, TreeoptError | None]]:
+        """A block by its number, with notes."""
+        notes: list[str] = []
+        return number, notes, attempt(self._gpus, version, self._block, number, notes.append)
 
     def _block(self, number: int, say: Say) -> bytes:
-        if self._do is None:
-            import ray
-
-            self._do = ray.get(self._work).open()
-        return self._do(number, say)
+        if self._do_block is None:
+            self._do_block = self._work.open()
+        return self._do_block(number, say)
 
 
 def attempt(
