@@ -38,7 +38,7 @@ def slow_norm(layer, v: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def slow_attention(layer, inputs: torch.Tensor) -> torch.Tensor:
     """The attention of a Llama layer over (M, ...) inputs at the positions 0...M-1: the last row's output, (d,)."""
-    config, weights = layer.config, {name: weight.detach() for name, weight in layer.weights.items()}
+    config, weights = layer.config, {name: weight.detach() for name, weight in layer.model.named_parameters()}
 
     def rotated(v, positions):  # (n, hd) at (n,)
         half = config.head_dim // 2
@@ -67,7 +67,7 @@ def slow_attention(layer, inputs: torch.Tensor) -> torch.Tensor:
 
 def slow_mlp(layer, y: torch.Tensor) -> torch.Tensor:
     """y and what a Llama layer adds to it behind its attention."""
-    weights = {name: weight.detach() for name, weight in layer.weights.items()}
+    weights = {name: weight.detach() for name, weight in layer.model.named_parameters()}
     z = slow_norm(layer, y, weights["layers.0.post_attention_layernorm.weight"])
     gate, up, down = (weights[f"layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
     return y + down @ (torch.nn.functional.silu(gate @ z) * (up @ z))
@@ -80,13 +80,16 @@ def slow_layer(layer, x: torch.Tensor) -> torch.Tensor:
 
 def slow_hydra(heads, text: list[int], hidden: torch.Tensor, root: int, path: list[int]) -> list[int]:
     """All tokens in the order in which the head below ``path`` guesses them, after a text of states (M, d)."""
-    head = heads.heads[len(path)]
+
+    def made(name: str, read: torch.Tensor) -> torch.Tensor:
+        return heads.weights[f"{name}.weight"] @ read + heads.weights[f"{name}.bias"]
+
+    k = len(path)
     x = torch.cat([hidden[-1], *(heads.embedding[token] for token in [root, *path])])
-    y = head.res_connection.weight @ x + head.res_connection.bias
-    y = y + torch.nn.functional.silu(head.linear.weight @ x + head.linear.bias)
-    for block in head.blocks:
-        y = y + torch.nn.functional.silu(block.weight @ y + block.bias)
-    return in_order(head.lm_head.weight @ y + head.lm_head.bias)
+    x = made(f"hydra_mlp.{k}.0.res_connection", x) + torch.nn.functional.silu(made(f"hydra_mlp.{k}.0.linear", x))
+    for layer in range(1, heads.num_layers):
+        x = x + torch.nn.functional.silu(made(f"hydra_mlp.{k}.{layer}.linear", x))
+    return in_order(made(f"hydra_lm_head.{k}", x))
 
 
 def slow_eagle(heads, text: list[int], hidden: torch.Tensor, root: int, path: list[int]) -> list[int]:

@@ -265,10 +265,10 @@ WRONG = [  # where a config does not describe its file
     ({"target_hidden_size": 16}, "target_hidden_size 16"),
     ({"num_attention_heads": 10**400}, "whole number"),
     ({"num_attention_heads": None}, "num_attention_heads must be"),
-    ({"head_dim": 7}, "whole heads|Llama layer"),
+    ({"head_dim": 7}, "must describe the heads"),
     ({"rope_theta": -1.0}, "rotary frequencies"),
     ({"rms_norm_eps": -1.0}, "rms_norm_eps"),
-    ({"hidden_act": "zzz"}, "Llama layer"),
+    ({"hidden_act": "zzz"}, "must describe the heads"),
 ]
 
 

@@ -160,7 +160,7 @@ def test_rotary_frequencies_keep_their_precision():
     layer = random_eagle().layer
     exact = layer.model.rotary_emb.inv_freq.clone()
     layer.bfloat16()
-    assert {weight.dtype for weight in layer.weights.values()} == {torch.bfloat16}
+    assert {weight.dtype for weight in layer.model.parameters()} == {torch.bfloat16}
     assert layer.model.rotary_emb.inv_freq.dtype == torch.float32
     assert torch.equal(layer.model.rotary_emb.inv_freq, exact)
 

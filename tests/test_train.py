@@ -230,7 +230,7 @@ def test_the_loss_of_a_step_is_that_of_slow_loops(kind, draft_vocab):
                 if kind == "eagle3":
                     said = slow_eagle3_logits(heads, *text_before, true[0], true[1:])
                 elif kind == "hydra":
-                    said = heads.heads[k - 1](torch.cat([states[p], *heads.embedding[true]]))
+                    said = heads.logits(torch.cat([states[p], *heads.embedding[true]]), k - 1)
                 else:
                     said = heads.logits(states[p][None], k - 1)[0]
                 hits[k - 1] += int(ids[said.argmax()] == tokens[p + k + 1])

@@ -7,11 +7,12 @@ d width of the layers · w of the target · L states that are fused · V vocabul
 """
 
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import Qwen3Config
 
 from treeopt.errors import InvalidInput, Unsupported, quoted
 from treeopt.runtime.checkpoints.eagle3 import (
@@ -27,24 +28,16 @@ from treeopt.runtime.checkpoints.eagle3 import (
     vocabulary_tensors,
 )
 from treeopt.runtime.checkpoints.files import MODEL_FILES, Settings, StoredTensors
-from treeopt.runtime.checkpoints.layer import ROPE, layers_record
+from treeopt.runtime.checkpoints.layer import LAYER, build_layer_config, described, layers_record
 from treeopt.runtime.checkpoints.reading import Checkpoint, Published, Reading, check_names
 from treeopt.runtime.drafters.dflash import DFlashHeads, Form
-from treeopt.runtime.drafters.layer import TAKEN
 from treeopt.runtime.drafters.paths import MARKOV as OF_MARKOV
 from treeopt.runtime.drafters.paths import DFlash2Heads, DSparkHeads
-from treeopt.runtime.folder import loadable
 
 ARCHITECTURES = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel", "dspark": "DSparkDraftModel"}
 MOST_BLOCK = 64
 OUTSIDE = ("fc.weight", "hidden_norm.weight", "norm.weight")
-OF_LAYER = (
-    *(f"self_attn.{name}_proj.weight" for name in "qkvo"),
-    *(f"self_attn.{name}_norm.weight" for name in "qk"),
-    *(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
-    "input_layernorm.weight",
-    "post_attention_layernorm.weight",
-)
+OF_LAYER = (*LAYER, "input_layernorm.weight", "self_attn.q_norm.weight", "self_attn.k_norm.weight")
 SELECTOR, MARKOV, CONFIDENCE = "candidate_selector.", "markov_head.", "confidence_head."
 CODEBOOKS = tuple(
     f"{SELECTOR}{name}" for name in ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")
@@ -54,8 +47,6 @@ CONVOLUTIONS = tuple(
 )
 OTHERS = r"^(aux_hidden_norms|mask_embedding)|qkv_proj|g_proj|attention_sink"  # tensors of drafters that are not read
 SPECULATORS = "aux_hidden_state_layer_ids"  # its layers are those that are entered; others' are those that are left
-SIZES = ("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "intermediate_size")
-TOLD = (*SIZES, *TAKEN, *ROPE)
 
 
 def recognise_block(stored: StoredTensors) -> Checkpoint | None:
@@ -107,15 +98,12 @@ def _added(kind: str, names: Container[str], count: int) -> list[str]:
     return added
 
 
-def _build(
-    told: Settings, kind: str, count: int, reading: Reading
-) -> tuple[DFlashHeads, Iterable[tuple[str, nn.Parameter]]]:
+def _build(told: Settings, kind: str, count: int, reading: Reading) -> Callable[..., DFlashHeads]:
     stored, base = reading.stored, reading.base
     reading.config = told
     d = reading.most_common_size(r"o_proj\.weight$|down_proj\.weight$|layernorm\.weight$")
     width, vocab_size, columns = target_sizes(reading, told, d)
     token_ids = token_ids_of(reading, vocab_size)
-    rows = vocab_size if token_ids is None else len(token_ids)
     states, rest = divmod(columns, width)
     if rest or not states:
         raise InvalidInput(
@@ -128,32 +116,31 @@ def _build(
             f"`draft_depth` must be at most {form.most_guesses}, since the drafter in {stored.origin} was trained for blocks of "
             f"{form.block} rows, but got {asked}."
         )
-    own, embedding = EMBEDDING in reading.names, base.embedding
-    if own:
-        embedding = reading.embedding(EMBEDDING)
+    embedding = base.embedding
+    if EMBEDDING in reading.names:
+        embedding = reading.embedding(EMBEDDING, vocab_size, d)
     elif embedding is None or embedding.shape != (vocab_size, d):
         raise InvalidInput(
             f"{stored.origin} reads the target's input embeddings, of width {d}: pass `model`, which has them."
         )
+    told.check_sizes(
+        {
+            "vocab_size": (vocab_size, "the target's lm_head"),
+            "hidden_size": (d, reading.names["fc.weight"]),
+            "num_hidden_layers": (count, f"layers.{count - 1}"),
+        }
+    )
     made, sizes = _kind(reading, told, kind, d, vocab_size)
-    heads = made(
-        config := _config(told, count),
+    return partial(
+        made,
+        build_layer_config(reading, d, described(told, d, Qwen3Config), count, Qwen3Config),
         form,
         **sizes,
         embedding=embedding,
         lm_head=None if HEAD in reading.names else reading.lm_head(d),
         token_ids=token_ids,
         num_heads=asked,
-        dtype=reading.dtype,
-        device=base.device,
     )
-    what = f"{count} layers of width {d} for {rows} tokens of a target of width {width}"
-    shapes = {name: tuple(weight.shape) for name, weight in heads.weights.items()}
-    reading.check_shapes(shapes | ({EMBEDDING: (vocab_size, config.hidden_size)} if own else {}), what)
-    told.check_sizes(
-        {"vocab_size": (vocab_size, "the target's lm_head"), "num_hidden_layers": (count, f"layers.{count - 1}")}
-    )
-    return heads, heads.weights.items()
 
 
 def _kind(
@@ -182,25 +169,6 @@ def _kind(
     if told.get("markov_head_type", markov) != markov:
         raise told.wrong("markov_head_type", f"{markov}, as its tensors are")
     return DSparkHeads, {"rank": rank, "markov": markov}
-
-
-def _config(told: Settings, count: int) -> Any:
-    """The Qwen3Config of the layers: sizes that transformers has by default must be said."""
-    from transformers import Qwen3Config
-
-    for key in SIZES:
-        told.number(key)
-    with loadable("config.json must describe Qwen3 layers", str(told.origin)):
-        given = {key: told[key] for key in TOLD if key in told}
-        return Qwen3Config(
-            vocab_size=1,
-            bos_token_id=None,
-            eos_token_id=None,
-            num_hidden_layers=count,
-            attention_bias=False,
-            attn_implementation="sdpa",
-            **given,
-        )
 
 
 def form_of(told: Settings, kind: str, target: Any, *, width: int, vocab_size: int, states: int, count: int) -> Form:

@@ -11,42 +11,33 @@ d width of the layer · w of the target · L states that are fused · V vocabula
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from treeopt.errors import InvalidInput, Unsupported, quoted
 from treeopt.runtime.checkpoints.files import MODEL_FILES, Settings, StoredTensors
-from treeopt.runtime.checkpoints.layer import (
-    ATTENTION,
-    LAYER,
-    build_layer_config,
-    described,
-    layer_sizes,
-    layers_record,
-)
+from treeopt.runtime.checkpoints.layer import FIRST, LAYER, build_layer_config, described, layers_record
 from treeopt.runtime.checkpoints.reading import Checkpoint, Published, Reading, check_names
-from treeopt.runtime.drafters.eagle3 import PROJECTIONS, Eagle3Heads, Form, layer_at
-from treeopt.runtime.drafters.layer import OneLayer
+from treeopt.runtime.drafters.eagle3 import PROJECTIONS, Eagle3Heads, Form
 from treeopt.runtime.drafters.parallel import PEagleHeads
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
 from treeopt.runtime.folder import MOST_LAYERS
 
 LAYOUT, PARALLEL = "eagle-3", "p-eagle"
-FIRST = "layers.0."
 EMBEDDING, HEAD, OFFSETS, KNOWN = "embed_tokens.weight", "lm_head.weight", "d2t", "t2d"
-NORMS = ("layers.0.hidden_norm.weight", "layers.0.input_layernorm.weight", "norm.weight")
+HIDDEN_NORM = "layers.0.hidden_norm.weight"
 FUSE_NORM, FC_BIAS, MASK = "input_norm.weight", "fc.bias", "mask_hidden"
 MASK_ID = "ptd_token_id"  # the key that is written; others are read
 OPTIONAL = (FUSE_NORM, FC_BIAS, EMBEDDING, HEAD, OFFSETS, KNOWN)
-# Sets of tensors that are there all or none.
+# Tensors of each layer that are there all or none.
 SETS = (
-    tuple(f"{ATTENTION}{name}.bias" for name in PROJECTIONS),
-    tuple(f"{ATTENTION}{name}_norm.weight" for name in "qk"),
+    tuple(f"self_attn.{name}.bias" for name in PROJECTIONS),
+    tuple(f"self_attn.{name}_norm.weight" for name in "qk"),
 )
 PREFIXES = {
     "midlayer.": FIRST,
@@ -91,8 +82,8 @@ FLAGS = {
     "state_norms": ("fc_norm", "fc_norm.0.weight"),
     "normed_feedback": ("norm_output", ""),
     "fc_bias": ("bias", "fc.bias"),
-    "bias": ("attention_bias", ATTENTION + "o_proj.bias"),
-    "head_norms": ("", ATTENTION + "q_norm.weight"),
+    "bias": ("attention_bias", "layers.0.self_attn.o_proj.bias"),
+    "head_norms": ("", "layers.0.self_attn.q_norm.weight"),
 }
 
 
@@ -111,8 +102,8 @@ def recognise_eagle3(stored: StoredTensors) -> Checkpoint | None:
     for name in stored.parts:
         names.setdefault(common_name(name), name)
     # EAGLE-1's has neither a norm before its attention nor a vocabulary of its own; DFlash's norm is of all layers.
-    fused = "fc.weight" in names and bool({NORMS[1], OFFSETS} & names.keys())
-    layer = NORMS[0] in names or any(name.startswith("midlayer.") for name in stored.parts)
+    fused = "fc.weight" in names and bool({"layers.0.input_layernorm.weight", OFFSETS} & names.keys())
+    layer = HIDDEN_NORM in names or any(name.startswith("midlayer.") for name in stored.parts)
     if not (fused or layer) or "hidden_norm.weight" in names:
         return None
     told = settings(stored)
@@ -151,10 +142,10 @@ def _checked(stored: StoredTensors, names: dict[str, str], count: int, layout: s
     root = "model." if any(name.startswith("model.") for name in stored.parts) else ""
     first = "midlayer." if any(name.startswith(root + "midlayer.") for name in stored.parts) else FIRST
     norms = sorted(filter(STATE_NORM.fullmatch, names))
-    common = ["fc.weight", *LAYER, *NORMS, *(f"fc_norm.{i}.weight" for i in range(len(norms)))]
-    common += [name for those in SETS if not names.keys().isdisjoint(those) for name in those]
-    each = [name.removeprefix(FIRST) for name in common if name.startswith(FIRST) and name != NORMS[0]]
-    common += [f"layers.{place}.{name}" for place in range(1, count) for name in each]
+    each = [*LAYER, "input_layernorm.weight"]
+    each += [name for those in SETS if any(FIRST + name in names for name in those) for name in those]
+    common = ["fc.weight", HIDDEN_NORM, "norm.weight", *(f"fc_norm.{i}.weight" for i in range(len(norms)))]
+    common += [f"layers.{place}.{name}" for place in range(count) for name in each]
     common += [MASK] if layout == PARALLEL else []
     common += [name for name in OPTIONAL if name in names]
     common += [needed for needed, by in ((OFFSETS, KNOWN), (HEAD, OFFSETS)) if by in names and needed not in names]
@@ -175,7 +166,7 @@ def target_sizes(reading: Reading, told: Settings, d: int) -> tuple[int, int, in
     return width, vocab_size, fc.shape[1] if fc.ndim == 2 else 0
 
 
-def _build(told: Settings, count: int, reading: Reading) -> tuple[Eagle3Heads, Iterable[tuple[str, nn.Parameter]]]:
+def _build(told: Settings, count: int, reading: Reading) -> Callable[..., Eagle3Heads]:
     stored, base, names, tensors = reading.stored, reading.base, reading.names, reading.tensors
     reading.config = told
     d = reading.most_common_size(WIDE)
@@ -187,25 +178,17 @@ def _build(told: Settings, count: int, reading: Reading) -> tuple[Eagle3Heads, I
             f"{reading.said('fc.weight')} must fuse two or more of the target's states of width {width}, but it reads "
             f"{columns} numbers: pass the `model` that it was trained for."
         )
-    norms = {f"fc_norm.{i}.weight": (width,) for i in range(columns // width)}
+    norms = [f"fc_norm.{i}.weight" for i in range(columns // width)]
     absent = [name for name in norms if name not in names]
     if 0 < len(absent) < len(norms):
         name = names["fc_norm.0.weight"].replace("fc_norm.0.weight", absent[0])
         raise InvalidInput(f"fc_norm must norm all {len(norms)} states, but {stored.origin} lacks {quoted(name)}.")
-    vectors = dict.fromkeys((FC_BIAS, "norm.weight"), (d,))
-    shapes = {"fc.weight": (d, columns), FUSE_NORM: (columns,), HEAD: (rows, d), EMBEDDING: (vocab_size, d)}
-    if parallel := MASK in names:
-        shapes[MASK] = (*[1] * (min(tensors[MASK].ndim, 3) - 1), columns)
-    what = f"{f'{count} layers' if count > 1 else 'a layer'} of width {d} for {rows} of the {vocab_size} tokens of a target of width {width}"
-    reading.check_shapes(shapes | vectors | norms, what)
-    embedding, own = _embedding(reading, d)
+    embedding, own = _embedding(reading, vocab_size, d)
     form = form_of(reading, width, vocab_size, own=own)
-    form = replace(form, mask_id=told.mask_id(MASK_ID, vocab_size)) if parallel else form
-    like = described(told, d)
-    if like is None:
-        raise told.wrong("num_attention_heads", "said")
-    make = partial(OneLayer, make=partial(layer_at, form=form))
-    layer = build_layer_config(reading, d, what, like=like, make=make, layers=count)
+    if parallel := MASK in names:
+        form = replace(form, mask_id=told.mask_id(MASK_ID, vocab_size))
+        while tensors[MASK].ndim < 3:
+            tensors[MASK] = tensors[MASK][None]
     told.check_sizes(
         {
             "hidden_size": (d, names["fc.weight"]),
@@ -213,21 +196,18 @@ def _build(told: Settings, count: int, reading: Reading) -> tuple[Eagle3Heads, I
             "draft_vocab_size": (rows, names.get(HEAD, "the target's lm_head")),
             "target_hidden_size": (width, names["fc.weight"]),
             "num_hidden_layers": (count, f"layers.{count - 1}"),
-            **layer_sizes(layer, names),
         }
     )
     tied = told.get("tie_word_embeddings") is True and own
-    heads = (PEagleHeads if parallel else Eagle3Heads)(
-        layer,
+    return partial(
+        PEagleHeads if parallel else Eagle3Heads,
+        build_layer_config(reading, d, described(told, d), count),
         form,
         embedding=embedding,
         lm_head=None if HEAD in names else embedding if tied else reading.lm_head(d),
         token_ids=token_ids,
         num_heads=base.num_heads or DRAFT_DEPTH,
-        dtype=reading.dtype,
-        device=base.device,
     )
-    return heads, heads.weights.items()
 
 
 def token_ids_of(reading: Reading, vocab_size: int) -> Tensor | None:
@@ -257,11 +237,11 @@ def token_ids_of(reading: Reading, vocab_size: int) -> Tensor | None:
     return ids
 
 
-def _embedding(reading: Reading, d: int) -> tuple[Tensor | None, bool]:
+def _embedding(reading: Reading, vocab_size: int, d: int) -> tuple[Tensor | None, bool]:
     """The drafter's embeddings and whether they are its own; None where none are there, so that it cannot guess."""
     target = reading.base.embedding
     if own := EMBEDDING in reading.names:
-        chosen = reading.embedding(EMBEDDING)
+        chosen = reading.embedding(EMBEDDING, vocab_size, d)
         return chosen, chosen is reading.tensors[EMBEDDING]
     if target is not None and target.shape[1] != d:
         raise InvalidInput(

@@ -5,42 +5,46 @@ That is such a layer without input norm, and no lm_head of its own, but perhaps 
 d width · nh query heads and nk key heads of width hd · F inner width
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import LlamaConfig
 
 from treeopt.errors import InvalidInput, quoted
 from treeopt.runtime.checkpoints.files import MODEL_FILES, Settings, StoredTensors
-from treeopt.runtime.checkpoints.reading import Checkpoint, Published, Reading, check_names, is_copy, most_common, short
-from treeopt.runtime.drafters.layer import TAKEN, EagleHeads, OneLayer, layer_config
+from treeopt.runtime.checkpoints.reading import (
+    DESCRIBES,
+    Checkpoint,
+    Published,
+    Reading,
+    check_names,
+    is_copy,
+    most_common,
+    short,
+)
+from treeopt.runtime.drafters.layer import TAKEN, EagleHeads, layer_config
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
 from treeopt.runtime.folder import loadable
 
-ATTENTION = "layers.0.self_attn."
-LAYER = (
-    *(f"{ATTENTION}{name}_proj.weight" for name in "qkvo"),
-    *(f"layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
-    "layers.0.post_attention_layernorm.weight",
+FIRST = "layers.0."
+MATRICES = (
+    *(f"self_attn.{name}_proj.weight" for name in "qkvo"),
+    *(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
 )
+LAYER = (*MATRICES, "post_attention_layernorm.weight")  # of any layer
 TOLD = ("num_attention_heads", "head_dim", *TAKEN)  # not by tensors
 ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
-DESCRIBES = "config.json must describe a Llama layer"
-SIZES = {"num_attention_heads": LAYER[0], "num_key_value_heads": LAYER[1], "intermediate_size": LAYER[4]}
+SIZES = {"num_attention_heads": MATRICES[0], "num_key_value_heads": MATRICES[1], "intermediate_size": MATRICES[4]}
 
 
-def build_layer_config(
-    reading: Reading, width: int, what: str, *, like: Any, make: Callable[..., OneLayer], layers: int = 1
-) -> Any:
-    """Config of a layer: sizes from its tensors, which are checked, all else like in ``like``.
-
-    make   : makes such a layer of a config, on a ``device``
-    layers : how many of them it makes
-    """
-    origin, tensors = reading.stored.origin, reading.tensors
-    for name in LAYER[:-1]:
-        if tensors[name].ndim != 2:
-            shape = tuple(tensors[name].shape)
+def build_layer_config(reading: Reading, width: int, like: Any, layers: int = 1, family: Any = LlamaConfig) -> Any:
+    """Config of some layers: sizes from the tensors of the first, all else like in ``like``."""
+    origin, names = reading.stored.origin, [FIRST + name for name in MATRICES]
+    for name in names:
+        if reading.tensors[name].ndim != 2:
+            shape = tuple(reading.tensors[name].shape)
             raise InvalidInput(f"{reading.said(name)} must be a matrix, but it has the shape {shape}.")
     heads = getattr(like, "num_attention_heads", None)
     if not heads:
@@ -50,47 +54,39 @@ def build_layer_config(
             f"the target's, but it is not in the first, and {lacks}."
         )
     head_width = getattr(like, "head_dim", None) or max(1, width // heads)
-    query_rows, key_rows, value_rows, _, gate, up, _ = (len(tensors[name]) for name in LAYER[:-1])
-    for name, rows in zip(LAYER[:3], (query_rows, key_rows, value_rows), strict=True):
+    query_rows, key_rows, value_rows, _, gate, up, _ = (len(reading.tensors[name]) for name in names)
+    for name, rows in zip(names[:3], (query_rows, key_rows, value_rows), strict=True):
         if head_width < 2 or head_width % 2 or not rows or rows % head_width or query_rows % rows:
             raise InvalidInput(
-                f"The attention of a layer must have whole heads, of width {head_width} by 'num_attention_heads', and a whole "
+                f"The attention of a layer must have whole heads, of width {head_width} by 'head_dim' or 'num_attention_heads', and a whole "
                 f"multiple of them for queries, but {reading.said(name)} has {rows} rows beside the {query_rows} of queries."
             )
-    with loadable(DESCRIBES, str(origin)):
-        config = layer_config(
-            like,
-            width,
-            layers=layers,
-            num_attention_heads=query_rows // head_width,
-            num_key_value_heads=key_rows // head_width,
-            head_dim=head_width,
-            intermediate_size=most_common([gate, up, tensors[LAYER[6]].shape[1]]),
-        )
-        weights = make(config, device="meta").weights  # finds what a config alone does not
-    reading.check_shapes({name: tuple(weight.shape) for name, weight in weights.items()}, what)
+    config = layer_config(
+        like,
+        width,
+        layers=layers,
+        family=family,
+        num_attention_heads=query_rows // head_width,
+        num_key_value_heads=key_rows // head_width,
+        head_dim=head_width,
+        intermediate_size=most_common([gate, up, reading.tensors[names[6]].shape[1]]),
+    )
+    reading.config.check_sizes(
+        {key: (getattr(config, key), reading.names[FIRST + name]) for key, name in SIZES.items()}
+    )
     return config
 
 
-def described(config: Settings, width: int) -> Any | None:
-    """The LlamaConfig of a layer by what config.json says; None where it says nothing of heads."""
+def described(config: Settings, width: int, family: Any = LlamaConfig) -> Any:
+    """The config of a layer by what config.json says."""
     given = {key: config[key] for key in (*TOLD, *ROPE) if config.get(key) is not None}
-    if "num_attention_heads" not in given:
-        return None
     config.number("num_attention_heads")
     if "head_dim" in given:
         config.number("head_dim", 2)
     if "rms_norm_eps" in given:
         config.number("rms_norm_eps", 0, kind=int | float)
-    from transformers import LlamaConfig
-
     with loadable(DESCRIBES, str(config.origin)):
-        return LlamaConfig(hidden_size=width, **given)
-
-
-def layer_sizes(layer: Any, names: Any) -> dict[str, tuple[int, str]]:
-    """The sizes of a layer by config.json's keys, each with the tensor that has it."""
-    return {key: (getattr(layer, key), names[name]) for key, name in SIZES.items()}
+        return family(hidden_size=width, **given)
 
 
 def layers_record(heads: Any, config: Any, architecture: str, base: str) -> dict[str, object]:
@@ -120,13 +116,17 @@ def recognise_eagle(stored: StoredTensors) -> Checkpoint | None:
     """Recognise the drafter by its names; None where it is another."""
     if not all(any(name.startswith(start) for name in stored.parts) for start in ("fc.", "layers.0.")):
         return None
-    names = [*(name for name in (EMBEDDING, HEAD, "fc.bias") if name in stored.parts), "fc.weight", *LAYER]
+    names = [
+        *(name for name in (EMBEDDING, HEAD, "fc.bias") if name in stored.parts),
+        "fc.weight",
+        *(FIRST + name for name in LAYER),
+    ]
     check_names(stored, names, "a drafter in the layout 'eagle-1'", known=names)
     return Checkpoint(stored, "eagle-1", {name: name for name in names}, _build_eagle, shares=True)
 
 
-def _build_eagle(reading: Reading) -> tuple[EagleHeads, Iterable[tuple[str, nn.Parameter]]]:
-    base, names = reading.base, reading.names
+def _build_eagle(reading: Reading) -> Callable[..., EagleHeads]:
+    base, config = reading.base, reading.config
     reading.notes.append(NOTE)
     width = reading.most_common_size(WIDE)
     copy = reading.tensors.get(HEAD)  # as vLLM's checkpoints have
@@ -136,33 +136,18 @@ def _build_eagle(reading: Reading) -> tuple[EagleHeads, Iterable[tuple[str, nn.P
             f"{reading.said(HEAD)} must be a copy of the target's lm_head, with which EAGLE-1 guesses, but it differs: pass the "
             "`model` that the drafter was trained for."
         )
-    what = f"a layer of width {width} for {len(lm_head)} tokens"
-    shapes = {"fc.weight": (width, 2 * width), "fc.bias": (width,), EMBEDDING: (len(lm_head), width)}
-    reading.check_shapes(shapes, what)
-    config, like = reading.config, described(reading.config, width) or base.config
-    layer = build_layer_config(reading, width, what, like=like, make=OneLayer)
-    sizes = {"hidden_size": (width, "fc.weight"), "vocab_size": (len(lm_head), EMBEDDING)}
-    config.check_sizes(sizes | layer_sizes(layer, reading.names))
-    bias, said = "fc.bias" in names, config.get("bias", True)
+    embedding = reading.embedding(EMBEDDING, len(lm_head), width)
+    config.check_sizes({"hidden_size": (width, "fc.weight"), "vocab_size": (len(lm_head), EMBEDDING)})
+    like = base.config if config.get("num_attention_heads") is None else described(config, width)
+    layer = build_layer_config(reading, width, like)
+    bias, said = "fc.bias" in reading.names, config.get("bias", True)
     if said is not None and said is not bias:
         means = f"says bias {quoted(said)}" if "bias" in config else "lacks bias, which means true in EAGLE"
         reading.notes.append(f"config.json {means}, but fc has {'one' if bias else 'none'} in the file, which decides.")
-    heads = EagleHeads(
-        layer,
-        embedding=reading.embedding(EMBEDDING),
-        lm_head=lm_head,
-        bias=bias,
-        num_heads=base.num_heads or DRAFT_DEPTH,
-        dtype=reading.dtype,
-        device=base.device,
-    )
-    return heads, _eagle_weights(heads).items()
-
-
-def _eagle_weights(heads: EagleHeads) -> dict[str, nn.Parameter]:
-    return {**{f"fc.{name}": weight for name, weight in heads.fc.named_parameters()}, **heads.layer.weights}
+    ends = {"embedding": embedding, "lm_head": lm_head}
+    return partial(EagleHeads, layer, **ends, bias=bias, num_heads=base.num_heads or DRAFT_DEPTH)
 
 
 def publish_eagle(heads: EagleHeads, layout: str, base: str, lm_head: Tensor | None) -> Published:
     config = layers_record(heads, heads.layer.config, "LlamaForCausalLM", base) | {"bias": heads.fc.bias is not None}
-    return Published(MODEL_FILES[0], {EMBEDDING: heads.embedding, **_eagle_weights(heads)}, config)
+    return Published(MODEL_FILES[0], {EMBEDDING: heads.embedding, **heads.weights}, config)

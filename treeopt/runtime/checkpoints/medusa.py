@@ -7,10 +7,10 @@ d width · V the target's vocabulary · Vt tokens that the heads know · K heads
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import chain, product
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -37,16 +37,16 @@ class Scheme:
     layout: str
     prefix: str
     block: str = "{k}.{l}.linear"
-    projection: str = "{k}.{L}.weight"
+    projection: str = "{k}.{l}.weight"
 
-    def block_name(self, head: int, layer: int, kind: str) -> str:
+    def name(self, head: int, layer: int, kind: str) -> str:
+        """The name of the tensor at a place; the block of a projection is the number of blocks."""
+        if kind == "projection":
+            return self.prefix + self.projection.format(k=head, l=layer)
         return f"{self.prefix}{self.block.format(k=head, l=layer)}.{kind}"
 
-    def projection_name(self, head: int, num_layers: int) -> str:
-        return self.prefix + self.projection.format(k=head, L=num_layers)
-
     def place(self, name: str) -> Place | None:
-        """The place of a tensor; the block of a projection is the number of blocks, 0 where its name does not tell."""
+        """The place of a tensor; the block of a projection is 0 where its name does not tell."""
         if match := _pattern(self.prefix + self.block, r"\.(weight|bias)").fullmatch(name):
             return int(match[1]), int(match[2]), match[3]
         match = _pattern(self.prefix + self.projection).fullmatch(name)
@@ -55,7 +55,7 @@ class Scheme:
 
 @cache
 def _pattern(template: str, end: str = "") -> re.Pattern[str]:
-    return re.compile(re.sub(r"\\{[klL]\\}", "(0|[1-9][0-9]{0,3})", re.escape(template)) + end)
+    return re.compile(re.sub(r"\\{[kl]\\}", "(0|[1-9][0-9]{0,3})", re.escape(template)) + end)
 
 
 VLLM = "blocks.{k}.layers.{l}", "lm_heads.{k}.weight"
@@ -67,20 +67,7 @@ SCHEMES = (
     Scheme("vllm", "", *VLLM),
     Scheme("vllm", "medusa_heads.", *VLLM),
 )
-
-
-@dataclass(frozen=True)
-class RecognisedHeads:
-    """A checkpoint of heads whose tensors are all accounted for, by name."""
-
-    layout: str
-    scheme: Scheme
-    num_heads: int
-    num_layers: int
-    names: list[str]  # of all tensors of the heads but the token map
-    projections: list[str]  # one per head; one that all share; none: they share the target's lm_head
-    shares: bool
-    token_map: str | None
+TOKEN_MAP = "token_map"
 
 
 def recognise_medusa(stored: StoredTensors) -> Checkpoint | None:
@@ -102,79 +89,67 @@ def recognise_medusa(stored: StoredTensors) -> Checkpoint | None:
     if layout == "medusa" and "projection" not in kinds:
         layout = "medusa-shared"
     biased = layout != "vllm" or "bias" in kinds or bool(config.get("medusa_fc_bias"))
-    shares = layout == "medusa-shared" or (layout == "vllm" and bool(config.get("original_lm_head")))
-    projections: Iterator[str] = (scheme.projection_name(k, num_layers) for k in range(0 if shares else num_heads))
-    if shares and layout == "vllm":
-        one = scheme.prefix + "lm_head.weight"  # vLLM takes this name, and head 0's
-        projections = iter([one if one in stored.parts else scheme.projection_name(0, num_layers)])
-    token_map = scheme.prefix + "token_map" if layout == "vllm" else ""
-    blocks = product(range(num_heads), range(num_layers), ("weight", "bias") if biased else ("weight",))
-    names = check_names(
+    shares_own = layout == "vllm" and bool(config.get("original_lm_head"))  # one projection of all heads, in the file
+    projections = 0 if layout == "medusa-shared" else 1 if shares_own else num_heads
+    shared_name = scheme.prefix + "lm_head.weight"  # vLLM takes this name, and head 0's
+
+    def places() -> Iterator[Place]:
+        yield from product(range(num_heads), range(num_layers), ("weight", "bias") if biased else ("weight",))
+        yield from ((k, num_layers, "projection") for k in range(projections))
+
+    def stored_name(place: Place) -> str:
+        is_shared = shares_own and place[2] == "projection" and shared_name in stored.parts
+        return shared_name if is_shared else scheme.name(*place)
+
+    token_map = scheme.prefix + TOKEN_MAP if layout == "vllm" else ""
+    check_names(
         stored,
-        chain((scheme.block_name(*block) for block in blocks), projections),
+        map(stored_name, places()),
         f"{num_heads} heads of {num_layers} blocks in the layout {layout!r}",
         known=found,
         optional=[token_map],
         among=[name for name in stored.parts if layout not in WITH_BASE or "medusa" in name.lower()],
     )
-    present = names[num_heads * num_layers * (1 + biased) :]
-    mapped = token_map if token_map in stored.parts else None
-    heads = RecognisedHeads(layout, scheme, num_heads, num_layers, names, present, shares, mapped)
-    apart = [mapped] if mapped else []
-    all_names = {name: name for name in (*names, *apart)}
-    return Checkpoint(stored, layout, all_names, partial(_build, heads), apart, shares=layout == "medusa-shared")
+    names = {SCHEMES[0].name(*place): stored_name(place) for place in places()}
+    if token_map in stored.parts:
+        names[TOKEN_MAP] = token_map
+    build = partial(_build, layout, num_heads, num_layers, shares_own)
+    return Checkpoint(stored, layout, names, build, (TOKEN_MAP,), shares=layout == "medusa-shared")
 
 
-def named_weights(heads: MedusaHeads, scheme: Scheme) -> Iterator[tuple[str, Tensor]]:
-    """Every weight of the heads, as a view of the shape that files have, with its name."""
-    for k in range(heads.num_heads):
-        for layer in range(heads.num_layers):
-            yield scheme.block_name(k, layer, "weight"), heads.blocks[layer, k].T
-            yield scheme.block_name(k, layer, "bias"), heads.biases[layer, k, 0]
-        yield scheme.projection_name(k, heads.num_layers), heads.projection[0 if heads.shares_projection else k].T
-
-
-def _build(found: RecognisedHeads, reading: Reading) -> tuple[MedusaHeads, Iterator[tuple[str, Tensor]]]:
-    layout, config, notes, tensors = found.layout, reading.config, reading.notes, reading.tensors
+def _build(
+    layout: str, num_heads: int, num_layers: int, shares_own: bool, reading: Reading
+) -> Callable[..., MedusaHeads]:
+    config, notes, tensors = reading.config, reading.notes, reading.tensors
     counts, nested = COUNTS.get(layout, OWN_COUNTS), config.get("medusa")
     claims = nested if layout == "modelopt" and isinstance(nested, dict) else config
-    reading.count_notes(map(claims.get, counts), found.num_heads, found.num_layers)
+    reading.count_notes(map(claims.get, counts), num_heads, num_layers)
     width = reading.most_common_size("", -1)
-    length = most_common(tensors[name].shape[0] for name in found.projections if tensors[name].ndim)
-    kinds = {"weight": (width, width), "bias": (width,)}
-    shapes = {name: kinds[name.rpartition(".")[2]] for name in found.names}
-    shapes |= dict.fromkeys(found.projections, (length, width))
-    reading.check_shapes(shapes, f"{found.num_heads} heads of width {width}")
-    config.check_sizes({"hidden_size": (width, found.names[0])})
+    projections = [name for k in range(num_heads) if (name := f"{k}.{num_layers}.weight") in tensors]
+    length = most_common(tensors[name].shape[0] for name in projections if tensors[name].ndim)
+    reading.check_shapes(dict.fromkeys(projections, (length, width)))
+    config.check_sizes({"hidden_size": (width, next(iter(reading.names.values())))})
 
-    rows = [tensors[name] for name in found.projections]
-    rows = [rows[0].clone()] if found.shares and rows else rows  # it is kept, and the file may change
+    rows, shared = [tensors[name] for name in projections], None
     token_ids, vocab_size = None, length
     if layout == "medusa-shared":
-        rows = [reading.lm_head(width)]
-        vocab_size = len(rows[0])
+        shared = reading.lm_head(width)
+        vocab_size = len(shared)
         notes.append("The heads share the target's lm_head.")
     elif layout in WITH_BASE:
         notes.append("The files also hold the base that the heads belong to: pass them as `model` too.")
-    if found.token_map:
-        rows, token_ids, vocab_size = _truncated(reading, rows, reading.integers(found.token_map))
+    if TOKEN_MAP in reading.names:
+        rows, token_ids, vocab_size = _truncated(reading, rows, reading.integers(TOKEN_MAP))
     elif layout == "vllm" and config.get("truncated_vocab_size") not in (None, config.get("vocab_size") or length):
         raise config.wrong("truncated_vocab_size", "vocab_size where there is no token_map")
     else:
-        config.check_sizes({"vocab_size": (vocab_size, (*found.projections, "lm_head.weight")[0])})
-
-    heads = MedusaHeads(
-        found.num_heads,
-        found.num_layers,
-        width,
-        vocab_size,
-        shared=rows[0] if found.shares else None,
-        token_ids=token_ids,
-        dtype=reading.dtype,
-        device=reading.base.device,
-    )
-    tensors |= zip(found.projections, rows, strict=False)
-    return heads, named_weights(heads, found.scheme)
+        name = reading.names[projections[0]] if projections else "lm_head.weight"
+        config.check_sizes({"vocab_size": (vocab_size, name)})
+    if shares_own:
+        shared = rows[0].clone()  # it is kept, and the file may change
+    tensors |= zip(projections, rows, strict=True)
+    sizes = num_heads, num_layers, width, vocab_size
+    return partial(MedusaHeads, *sizes, shared=shared, token_ids=token_ids)
 
 
 def _truncated(
@@ -224,14 +199,15 @@ FILES = {
 def publish_medusa(heads: MedusaHeads, layout: str, base: str, lm_head: Tensor | None) -> Published:
     """The files of a layout; Unsupported where it would lose something of the heads."""
     _check_layout(heads, layout, lm_head)
-    scheme = next(scheme for scheme in SCHEMES if scheme.layout == ("neuron" if layout == "neuron" else "medusa"))
-    tensors = dict(named_weights(heads, scheme))
+    tensors = heads.weights
     config: dict[str, object] = dict(zip(OWN_COUNTS, (heads.num_heads, heads.num_layers), strict=True))
     config["base_model_name_or_path"] = base
     if layout == "medusa-shared":
         config["version"] = "2"
         for k in range(heads.num_heads):
-            del tensors[scheme.projection_name(k, heads.num_layers)]
+            del tensors[f"{k}.{heads.num_layers}.weight"]
+    if layout == "neuron":
+        tensors = {f"medusa_head_{name}": tensor for name, tensor in tensors.items()}
     return Published(FILES[layout], tensors, None if layout == "neuron" else config)
 
 

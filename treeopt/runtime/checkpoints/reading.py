@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +22,10 @@ from treeopt.records.drafters import DRAFTERS, LAYOUTS
 from treeopt.runtime.checkpoints.files import StoredTensors, find_checkpoint, find_tensors
 from treeopt.runtime.drafters import part_of
 from treeopt.runtime.drafters.states import Heads
+from treeopt.runtime.folder import loadable
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+DESCRIBES = "config.json must describe the heads beside it"
 ROUNDING = 2**-7  # of bfloat16, relative: tensors that differ by less are copies in another precision
 
 Shapes = dict[str, tuple[int, ...]]
@@ -61,7 +63,8 @@ class Checkpoint(NamedTuple):
     """A checkpoint of heads that was recognised by its names.
 
     names  : the file's name of every tensor, by that of its layout
-    build  : checks the tensors that were read; the heads, and their own weights by the names of their layout
+    build  : checks the tensors that were read; a function of dtype and device that makes the heads, whose `weights` have the
+             names of the layout
     apart  : names of tensors that are no weights
     shares : whether the heads guess with the base's lm_head, which is not among them
     """
@@ -69,15 +72,19 @@ class Checkpoint(NamedTuple):
     stored: StoredTensors
     layout: str
     names: Mapping[str, str]
-    build: Callable[[Reading], tuple[Heads, Iterable[tuple[str, Tensor]]]]
+    build: Callable[[Reading], Callable[..., Heads]]
     apart: Container[str] = ()
     shares: bool = False
 
     def load(self, base: Base) -> LoadedHeads:
         reading = Reading(self.stored, base, self.names, self.apart)
-        heads, weights = self.build(reading)
+        made = partial(self.build(reading), dtype=reading.dtype)
+        with loadable(DESCRIBES, str(self.stored.origin)):
+            described = made(device="meta")
+        reading.check_shapes({name: tuple(weight.shape) for name, weight in described.weights.items()})
+        heads = made(device=base.device)
         with torch.no_grad():
-            for name, weight in weights:
+            for name, weight in heads.weights.items():
                 if name in reading.tensors:
                     weight.copy_(reading.tensors[name])
         files = sorted({self.stored.parts[name] for name in self.names.values()})
@@ -168,7 +175,7 @@ class Reading:
         tensors = [tensor for name, tensor in self.tensors.items() if re.search(pattern, name)]
         return most_common(tensor.shape[dimension] for tensor in tensors if -tensor.ndim <= dimension < tensor.ndim)
 
-    def check_shapes(self, shapes: Shapes, what: str) -> None:
+    def check_shapes(self, shapes: Shapes) -> None:
         """Raise where the shape of a tensor is another, and name one beside it that has it right.
 
         Names of no tensor count for nothing.
@@ -180,8 +187,8 @@ class Reading:
                 alike = (n for n, shape in shapes.items() if n != name and shape == expected == tensors[n].shape)
                 like = next((f" like {quoted(self.names[n])}" for n in alike), "")
                 raise InvalidInput(
-                    f"{self.stored.origin} holds {what}, so {quoted(self.names[name])} must have the shape {expected}{like}, "
-                    f"but it has {tuple(tensors[name].shape)}."
+                    f"{quoted(self.names[name])} must have the shape {expected}{like}, but in {self.stored.origin} it has "
+                    f"{tuple(tensors[name].shape)}."
                 )
 
     def count_notes(self, claims: Iterable[object], num_heads: int, num_layers: int) -> None:
@@ -201,11 +208,12 @@ class Reading:
             )
         return lm_head.detach()
 
-    def embedding(self, name: str) -> Tensor:
-        """The target's input embeddings where the checkpoint's own are a copy of them or are not there.
+    def embedding(self, name: str, vocab_size: int, width: int) -> Tensor:
+        """The target's (V, d) input embeddings where the checkpoint's own are a copy of them or are not there.
 
         Where they differ the heads were trained on their own, which are used.
         """
+        self.check_shapes({name: (vocab_size, width)})
         own, target = self.tensors.get(name), self.base.embedding
         if own is None:
             if target is None:

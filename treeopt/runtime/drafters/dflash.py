@@ -113,13 +113,6 @@ class DFlashHeads(Heads):
         # Outside the modules, so that its frequencies stay float32.
         self.__dict__["rotary"] = Qwen3RotaryEmbedding(config).to(device)
 
-    @property
-    def weights(self) -> dict[str, nn.Parameter]:
-        """The drafter's own, by their names in checkpoints: fc.weight, layers.0.self_attn.q_proj.weight, ..."""
-        own = dict(self.named_parameters())
-        head = {"lm_head.weight": own.pop("lm_head")} if "lm_head" in own else {}
-        return {**own, **head}
-
     def layers_of(self, num_layers: int) -> Sequence[int]:
         return self.form.layers
 

@@ -99,13 +99,6 @@ class Eagle3Heads(UnrolledHeads):
         self.layer = OneLayer(config, make=partial(layer_at, form=form), **placed)
         self.norm = norm(d)
 
-    @property
-    def weights(self) -> dict[str, nn.Parameter]:
-        """The drafter's own, by their names in most checkpoints: layers.0.self_attn.q_proj.weight, ..."""
-        own = {name: weight for name, weight in self.named_parameters() if not name.startswith("layer.")}
-        head = {"lm_head.weight": own.pop("lm_head")} if "lm_head" in own else {}
-        return {**own, **self.layer.weights, **head}
-
     def layers_of(self, num_layers: int) -> Sequence[int]:
         """The layers that are read of a target of so many; InvalidInput where there are no usual ones."""
         if self.form.layers is not None:

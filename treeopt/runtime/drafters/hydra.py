@@ -11,8 +11,9 @@ N states · K heads · L blocks · d width · V vocabulary · b live rows · E e
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -29,45 +30,49 @@ from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Batch
 from treeopt.runtime.training.recipe import Recipe
 
-
-class HydraHead(nn.Module):
-    """Head i: (i+2) d numbers to logits."""
-
-    def __init__(self, i: int, num_layers: int, width: int, vocab_size: int, **placed: Any) -> None:
-        super().__init__()
-        self.linear = zero_linear((i + 2) * width, width, **placed)
-        self.res_connection = zero_linear((i + 2) * width, width, **placed)
-        self.blocks = nn.ModuleList(zero_linear(width, width, **placed) for _ in range(num_layers - 1))
-        self.lm_head = zero_linear(width, vocab_size, **placed)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """(..., (i+2) d) to (..., V)."""
-        x = self.res_connection(inputs) + F.silu(self.linear(inputs))
-        for block in self.blocks:
-            x = x + F.silu(block(x))
-        return self.lm_head(x)
+PARTS = ("linear", "res_connection")  # of a head's first block; further ones have the former alone
 
 
 class HydraHeads(Heads):
-    """K heads that read the path before their guess.
+    """K heads that read the path before their guess. Modules have the names that they have in checkpoints.
 
     embedding : (V or more, d) the target's input embeddings
     """
 
     kind = "hydra"
+    hydra_mlp: Any  # of each head its blocks
+    hydra_lm_head: Any
 
     def __init__(self, num_heads: int, num_layers: int, vocab_size: int, *, embedding: Tensor, **placed: Any) -> None:
         super().__init__()
         self.num_heads, self.num_layers, self.token_ids = num_heads, num_layers, None
         self.vocab_size, self.width = vocab_size, embedding.shape[1]
         self.register_buffer("embedding", embedding.detach().to(**placed), persistent=False)
-        self.heads = nn.ModuleList(HydraHead(i, num_layers, self.width, vocab_size, **placed) for i in range(num_heads))
+
+        def block(head: int, layer: int) -> nn.Module:
+            inputs = self.width if layer else (head + 2) * self.width
+            return nn.ModuleDict(
+                {name: zero_linear(inputs, self.width, **placed) for name in PARTS[: 1 if layer else 2]}
+            )
+
+        self.hydra_mlp = nn.ModuleList(
+            nn.ModuleList(block(k, layer) for layer in range(num_layers)) for k in range(num_heads)
+        )
+        self.hydra_lm_head = nn.ModuleList(zero_linear(self.width, vocab_size, **placed) for _ in range(num_heads))
+
+    def logits(self, read: Tensor, k: int) -> Tensor:
+        """Logits of head k (from 0): (..., (k+2) d) to (..., V)."""
+        first, *others = self.hydra_mlp[k]
+        x = first["res_connection"](read) + F.silu(first["linear"](read))
+        for block in others:
+            x = x + F.silu(block["linear"](x))
+        return torch.as_tensor(self.hydra_lm_head[k](x))
 
     def taught(self, hidden: Tensor, batch: Batch) -> Iterator[tuple[Tensor, Logits]]:
         read, path = batch.states(hidden), batch.ahead.clamp_min(0)
-        for k, head in enumerate(self.heads):
+        for k in range(self.num_heads):
             read = torch.cat([read, F.embedding(path[:, k], self.embedding)], 1)
-            yield read, head
+            yield read, partial(self.logits, k=k)
 
     def start(self, batch_size: int, capacity: int) -> StateDraft:
         return HydraDraft(self)
@@ -87,7 +92,7 @@ class HydraDraft(StateDraft):
     def logits(self, level: Frontier, tokens: Tensor) -> Tensor:
         guesses = F.embedding(tokens, self.drafter.embedding)
         self.states = torch.cat([level.inherit(self.states), guesses], -1)  # (b, E, (i+2) d)
-        return self.drafter.heads[level.depth](self.states)
+        return torch.as_tensor(self.drafter.logits(self.states, level.depth))
 
 
 @torch.no_grad()
@@ -100,12 +105,11 @@ def untrained(target: Target, recipe: Recipe, lm_head: Tensor, _: object) -> Hyd
     embedding, bias = target.model.get_input_embeddings().weight.detach(), getattr(target.lm_head, "bias", None)
     sizes = (recipe.num_heads, recipe.layers, vocab_size)
     made = HydraHeads(*sizes, embedding=embedding, dtype=lm_head.dtype, device=lm_head.device)
-    for head in made.heads:
-        assert isinstance(head, HydraHead)
-        head.res_connection.weight[:, :width].fill_diagonal_(1)
-        head.lm_head.weight.copy_(lm_head)
+    for (first, *_), head in zip(made.hydra_mlp, made.hydra_lm_head, strict=True):
+        first["res_connection"].weight[:, :width].fill_diagonal_(1)
+        head.weight.copy_(lm_head)
         if bias is not None:
-            head.lm_head.bias.copy_(bias)
+            head.bias.copy_(bias)
     return made
 
 
@@ -120,13 +124,12 @@ KNOWN = {  # what config.json may say where another word would change the guesse
 }
 
 
-def head_names(i: int, num_layers: int) -> Iterator[tuple[str, str]]:
-    """Every tensor of head i: (its name in a checkpoint, its name in a `HydraHead`)."""
-    pairs = [(f"hydra_mlp.{i}.0.{name}", name) for name in ("linear", "res_connection")]
-    pairs += [(f"hydra_mlp.{i}.{j}.linear", f"blocks.{j - 1}") for j in range(1, num_layers)]
-    for theirs, ours in (*pairs, (f"hydra_lm_head.{i}", "lm_head")):
-        for kind in ("weight", "bias"):
-            yield f"{theirs}.{kind}", f"{ours}.{kind}"
+def weight_names(num_heads: int, num_layers: int) -> Iterator[str]:
+    """The names of `HydraHeads.weights`."""
+    for k in range(num_heads):
+        parts = [f"hydra_mlp.{k}.0.res_connection", *(f"hydra_mlp.{k}.{layer}.linear" for layer in range(num_layers))]
+        for part in (*parts, f"hydra_lm_head.{k}"):
+            yield from (f"{part}.weight", f"{part}.bias")
 
 
 def recognise_hydra(stored: StoredTensors) -> Checkpoint | None:
@@ -145,48 +148,26 @@ def recognise_hydra(stored: StoredTensors) -> Checkpoint | None:
     num_heads = 1 + max((int(match[2]) for match in matches), default=0)
     num_layers = 1 + max((int(match[3][:-1]) for match in matches if match[3]), default=0)
 
-    def names() -> Iterator[str]:
-        if EMBEDDING in stored.parts:
-            yield EMBEDDING
-        for i in range(num_heads):
-            yield from (theirs for theirs, _ in head_names(i, num_layers))
-
     found = check_names(
         stored,
-        names(),
+        chain([EMBEDDING] * (EMBEDDING in stored.parts), weight_names(num_heads, num_layers)),
         f"{num_heads} heads of {num_layers} blocks in the layout 'hydra'",
         known=[*(match[0] for match in matches), EMBEDDING],
     )
-    return Checkpoint(stored, "hydra", {name: name for name in found}, partial(_build, (num_heads, num_layers)))
+    return Checkpoint(stored, "hydra", {name: name for name in found}, partial(_build, num_heads, num_layers))
 
 
-def _build(counts: tuple[int, int], reading: Reading) -> tuple[HydraHeads, Iterable[tuple[str, torch.nn.Parameter]]]:
-    """Check the tensors of recognised heads."""
-    (num_heads, num_layers), base, config = counts, reading.base, reading.config
-    reading.count_notes((config.get("hydra_num_heads"), config.get("hydra_num_layers")), *counts)
+def _build(num_heads: int, num_layers: int, reading: Reading) -> Callable[..., HydraHeads]:
+    config = reading.config
+    counts = config.get("hydra_num_heads"), config.get("hydra_num_layers")
+    reading.count_notes(counts, num_heads, num_layers)
     width = reading.most_common_size(r"^hydra_mlp\.")
     vocab_size = reading.most_common_size(r"^hydra_lm_head\.")
-    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (vocab_size, width)}
-    for i in range(num_heads):
-        for theirs, ours in head_names(i, num_layers):
-            inputs = (i + 2) * width if ours.startswith(("linear", "res_connection")) else width
-            outputs = vocab_size if ours.startswith("lm_head") else width
-            shapes[theirs] = (outputs, inputs) if ours.endswith("weight") else (outputs,)
-    reading.check_shapes(shapes, f"{num_heads} heads of width {width}")
-    first = [theirs for theirs, _ in head_names(0, num_layers)]
-    config.check_sizes({"hidden_size": (width, first[0]), "vocab_size": (vocab_size, first[-2])})
-    own, sizes = reading.embedding(EMBEDDING), (num_heads, num_layers, vocab_size)
-    heads = HydraHeads(*sizes, embedding=own, dtype=reading.dtype, device=base.device)
-    return heads, _weights(heads).items()
-
-
-def _weights(heads: HydraHeads) -> dict[str, torch.nn.Parameter]:
-    """The heads' own weights by their published names."""
-    found: dict[str, torch.nn.Parameter] = {}
-    for i, head in enumerate(heads.heads):
-        weights = dict(head.named_parameters())
-        found |= {theirs: weights[ours] for theirs, ours in head_names(i, heads.num_layers)}
-    return found
+    config.check_sizes(
+        {"hidden_size": (width, "hydra_mlp.0.0.linear.weight"), "vocab_size": (vocab_size, "hydra_lm_head.0.weight")}
+    )
+    embedding = reading.embedding(EMBEDDING, vocab_size, width)
+    return partial(HydraHeads, num_heads, num_layers, vocab_size, embedding=embedding)
 
 
 def publish_hydra(heads: HydraHeads, layout: str, base: str, lm_head: Tensor | None) -> Published:
@@ -198,4 +179,4 @@ def publish_hydra(heads: HydraHeads, layout: str, base: str, lm_head: Tensor | N
         "hidden_state_offset": 0,
         "base_model_name_or_path": base,
     }
-    return Published(FILES[layout.endswith("-pt")], {EMBEDDING: heads.embedding, **_weights(heads)}, config)
+    return Published(FILES[layout.endswith("-pt")], {EMBEDDING: heads.embedding, **heads.weights}, config)

@@ -97,11 +97,6 @@ class OneLayer(nn.Module):
             setattr(rotary, name, frequencies.to(getattr(rotary, name).device))
         return self
 
-    @property
-    def weights(self) -> dict[str, nn.Parameter]:
-        """By their names in a LlamaModel: layers.0.self_attn.q_proj.weight, ..."""
-        return dict(self.model.named_parameters())
-
 
 def layer_config(like: Any, width: int, *, layers: int = 1, family: Any = LlamaConfig, **given: int) -> Any:
     """The config of one layer of this width, in all that is not given as a layer of the model ``like`` is.

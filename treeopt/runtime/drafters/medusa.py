@@ -72,6 +72,17 @@ class MedusaHeads(Heads):
             heads.projection.copy_(lm_head.T.expand(num_heads, -1, -1))
         return heads
 
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """Views of them, by the names and in the shapes that Medusa's own files have."""
+        found = {}
+        for k in range(self.num_heads):
+            for layer in range(self.num_layers):
+                found[f"{k}.{layer}.linear.weight"] = self.blocks[layer, k].T
+                found[f"{k}.{layer}.linear.bias"] = self.biases[layer, k, 0]
+            found[f"{k}.{self.num_layers}.weight"] = self.projection[0 if self.shares_projection else k].T
+        return found
+
     def logits(self, hidden: Tensor, k: int) -> Tensor:
         """Logits of head k (from 0): (N, d) to (N, Vt)."""
         for block, bias in zip(self.blocks, self.biases, strict=True):

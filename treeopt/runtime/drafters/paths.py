@@ -87,12 +87,9 @@ class DSparkHeads(PathHeads):
             parts[name] = zero_linear(states * rank + d, (2 * states - 1) * rank, **placed)
         self.markov_head = nn.ModuleDict(parts)
 
-    def known(self, tokens: Tensor) -> Tensor:
-        """(..., r) what W1 says of (...,) tokens."""
-        return F.embedding(tokens, self.weights["markov_head.markov_w1.weight"])
-
     def joined(self, rows: Tensor, before: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        head, z = self.markov_head, self.known(before)
+        head: Any = self.markov_head
+        z = F.embedding(before, head["markov_w1"].weight)
         if "gate_proj" in head:
             z = head["gate_proj"](torch.cat([rows, z], -1)).sigmoid() * z
         elif "joint_proj" in head:

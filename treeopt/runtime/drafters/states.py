@@ -79,6 +79,14 @@ class Heads(nn.Module, Drafter):
     def dtype(self) -> torch.dtype:
         return next(self.parameters()).dtype
 
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """Its own, by their names in most checkpoints: fc.weight, layers.0.self_attn.q_proj.weight, ..."""
+        found: dict[str, Tensor] = {name.removeprefix("layer.model."): own for name, own in self.named_parameters()}
+        if "lm_head" in found:
+            found["lm_head.weight"] = found.pop("lm_head")
+        return found
+
     def layers_of(self, num_layers: int) -> Sequence[int]:
         """At whose inputs a target of so many layers is read, besides its last state."""
         return ()
