@@ -6,7 +6,7 @@ from functools import reduce
 from operator import or_
 
 from tests.medusa_buffers import medusa_buffers
-from treeopt.engines.lists import TOPK
+from treeopt.engines.medusa import TOPK
 from treeopt.errors import InvalidInput
 from treeopt.trees.tree import Choice, Tree
 

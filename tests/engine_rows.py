@@ -18,9 +18,9 @@ from tests.medusa_buffers import decoded, medusa_buffers
 from treeopt.engines import exllamav3, medusa, neuron, sglang, tensorrt_llm, vllm
 from treeopt.engines import tensorrt_trees as old
 from treeopt.engines.base import COMMANDS, LAST, About, Written
-from treeopt.engines.chains import SCRIPT
 from treeopt.engines.plans import write_served
 from treeopt.engines.registry import method_of
+from treeopt.engines.templates import SCRIPT
 from treeopt.records.plan import Ranges, for_all, merged, only
 from treeopt.trees.draft import CopiedText, Draft, DynamicTree
 from treeopt.trees.tree import Tree
@@ -36,7 +36,7 @@ Reader = Callable[[Files], Tree | Lengths | Settings | CopiedText | None]
 
 def export(engine: str, served: Draft | Ranges[Draft], method: str | None = None, **about: Any) -> Written:
     """The export of a draft for all batch sizes, or of drafts by batch size."""
-    record = About(**{"num_heads": 8, **about})
+    record = About(**{"num_heads": 8, **about, "drafter": about.get("drafter") or ""})
     ranges = served if isinstance(served, tuple) else for_all(served)
     return write_served(method_of(engine, record.drafter, method), ranges, record)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.engines.lists import TOPK
+from treeopt.engines.medusa import TOPK
 from treeopt.errors import InvalidInput
 from treeopt.trees.tree import Choice, Tree
 

@@ -11,8 +11,8 @@ import torch
 
 from tests.engine_rows import export
 from treeopt import demo
-from treeopt.engines.chains import SCRIPT
 from treeopt.engines.registry import ENGINES
+from treeopt.engines.templates import SCRIPT
 from treeopt.runtime.engines.openvino import EXACT
 from treeopt.trees.draft import DynamicTree
 from treeopt.trees.tree import Tree

@@ -4,6 +4,6 @@ Engines check little, and several silently decode with another tree than the one
 method is checked before anything is written. The tests read what was written by ports of the engines' own rules.
 
 Each engine, or each family, has a file; registry.py finds the files, base.py has their words. plans.py makes a plan an `Export`
-and writes it. chains.py, lists.py and copied.py write what several engines take alike. imports.py and measured/ read counts,
+and writes it. templates.py and copied.py write what several engines take alike. imports.py and measured/ read counts,
 reading.py reads trees.
 """

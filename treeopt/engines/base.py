@@ -37,7 +37,7 @@ class About:
     num_heads      guesses of the drafter; each of Medusa's heads makes one
     num_layers     residual blocks of a head
     widest         guesses of the widest block in the drafter's training; None for other drafters, or if it is not known
-    drafter        kind of drafter; None if it is not known
+    drafter        kind of drafter; empty if it is not known, until `write_served` takes the method's usual one
     drafter_id     name of the drafter in records
     acceptance     record of the rule that the drafts were chosen for; None for greedy decoding
     runtime        runtime whose latencies the plan was made with
@@ -47,7 +47,7 @@ class About:
     num_heads: int
     num_layers: int = 1
     widest: int | None = None
-    drafter: str | None = None
+    drafter: str = ""
     drafter_id: str | None = None
     batch_size: int = 1
     acceptance: Mapping[str, Any] | None = None
@@ -59,12 +59,6 @@ class About:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise InvalidInput(f"{name} must be a whole number of at least 1 to be exported, but is {value!r}.")
-
-    @property
-    def kind(self) -> str:
-        """The kind of drafter; `Method.write` always gets one."""
-        assert self.drafter is not None
-        return self.drafter
 
     @property
     def rule(self) -> str:
@@ -99,7 +93,7 @@ class Method:
     wider          what it does with a chain longer than the block of the drafter's training; empty if it drafts the chain
     versions       releases that have it · status: whether the newest still has it · source: where that was read
     checked        the release or commit whose source the export was checked against
-    write          writes the files; `COMMANDS` with the launch command is added to them if it is missing
+    write          writes the files, `COMMANDS` with the launch command among them
     refuses        says what the engine would refuse beyond ``limits``, as `fault` says it
     """
 
@@ -147,21 +141,17 @@ class Method:
         for *_, draft in served:
             if fault := self.limits.fault(draft) or self._beyond_drafter(draft.depth, about):
                 return fault
-        return self.refuses(served, self.for_drafter(about))
-
-    def for_drafter(self, about: About) -> About:
-        """``about`` with the method's usual kind of drafter if it names none."""
-        return about if about.drafter else replace(about, drafter=self.drafters[0])
+        return self.refuses(served, about)
 
     def _beyond_drafter(self, depth: int, about: About) -> str | None:
         """Why the drafter's heads or its block do not draft so deep; None if they do."""
-        kind = about.drafter or self.drafters[0]
+        kind = about.drafter
         if kind in DRAFTERS and DRAFTERS[kind].is_heads and depth > about.num_heads:
             return (
                 f"takes drafts up to {about.num_heads} deep, one guess per head, but this one is {depth} deep; keep within "
                 f"`max_depth={about.num_heads}`"
             )
-        if about.drafter not in BLOCKS:
+        if kind not in BLOCKS:
             return None
         if depth > about.num_heads:
             return (

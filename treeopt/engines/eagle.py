@@ -13,9 +13,8 @@ top-k        nodes expanded on each level
 
 from collections.abc import Sequence
 
-from treeopt.engines import chains
 from treeopt.engines.base import About, Method, ServingEngine, Written
-from treeopt.engines.lists import ListOfChoices, no_tree
+from treeopt.engines.templates import Templates, launch, no_tree, plain
 from treeopt.records.plan import Ranges, only
 from treeopt.trees.draft import Draft, DynamicLimits
 from treeopt.trees.limits import EngineLimits
@@ -41,7 +40,7 @@ def too_flat(served: Ranges[Tree], about: About) -> str | None:
     return no_tree(served, about)
 
 
-def misdrafting(tree: Tree) -> list[str]:
+def misdrafting(tree: Tree, about: About) -> list[str]:
     """A warning of the first node whose token EAGLE-1 drafts from a node that is not its parent."""
     return [
         f"EAGLE-1 drafts below {list(path)} from another node's guesses, because a node before its "
@@ -70,7 +69,7 @@ def misdrafted(choices: Sequence[Sequence[int]]) -> list[Choice]:
     return wrong
 
 
-write = ListOfChoices(
+write = Templates(
     files={"choices.py": "treeopt_{nodes} = {choices}\n"},
     command="python -m eagle.evaluation.gen_ea_answer_vicuna --base-model-path MODEL --ea-model-path DRAFTER "
     "--tree-choices {word} --temperature 0",
@@ -94,11 +93,9 @@ def write_dynamic(served: Ranges[Draft], about: About) -> Written:
     temperature = f" --temperature {0 if about.rule == 'greedy' else rule.get('temperature', 1.0)}"
     if tree.depth == 0:
         command = f"python -m eagle.evaluation.gen_baseline_answer_llama3chat {MODELS}{temperature}"
-        return chains.plain(command, "tree")
-    options = f"{DRAFTERS[about.kind]} --total-token {tree.rows} --depth {tree.depth - 1} --top-k {tree.topk or 1}"
-    return chains.launch(
-        f"python -m eagle.evaluation.gen_ea_answer_llama3chat {MODELS}{options}{temperature}", DYNAMIC_NOTES
-    )
+        return plain(command, "tree")
+    options = f"{DRAFTERS[about.drafter]} --total-token {tree.rows} --depth {tree.depth - 1} --top-k {tree.topk or 1}"
+    return launch(f"python -m eagle.evaluation.gen_ea_answer_llama3chat {MODELS}{options}{temperature}", DYNAMIC_NOTES)
 
 
 ENGINES = (

@@ -12,7 +12,7 @@ treeopt does not plan for DSpark's schedulers, which cut a block, nor for its tr
 from dataclasses import replace
 
 from treeopt.engines.base import About, Method, ServingEngine, Written
-from treeopt.engines.chains import Flags
+from treeopt.engines.templates import Templates
 from treeopt.records.plan import Ranges, only
 from treeopt.trees.draft import DDTree
 from treeopt.trees.limits import EngineLimits
@@ -23,8 +23,8 @@ BUILT = (
     "ENGINES must have been built by llm_build for it: of MODEL with --specBase --maxVerifyTreeSize {rows} or more, of DRAFTER "
     "with --specDraft."
 )
-flags = Flags(
-    serve="llm_inference --engineDir ENGINES --inputFile INPUT --outputFile OUTPUT",
+flags = Templates(
+    command="llm_inference --engineDir ENGINES --inputFile INPUT --outputFile OUTPUT",
     slots=(1, " --batchSize {batch_size}"),
     options={"eagle3": STEPWISE, "mtp": STEPWISE, "dflash": f"{BLOCK} --dflashBlockSize {{rows}}", "dspark": BLOCK},
     notes=(BUILT,),

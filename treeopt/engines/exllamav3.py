@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from treeopt.engines import copied
 from treeopt.engines.base import About, Method, ServingEngine, Written
-from treeopt.engines.chains import SCRIPT, Flags, sampling
+from treeopt.engines.templates import SCRIPT, Templates, sampling
 from treeopt.files.shell import shell_word
 from treeopt.records.plan import Ranges, for_all, only
 from treeopt.trees.draft import CopiedText, Draft
@@ -70,8 +70,9 @@ def write(served: Ranges[Draft], about: About, drafters: Mapping[str, str] = FLA
     if end:
         end += " --temperature_first"
     end += " --prompt PROMPT"
+    command = f"python {SCRIPT} --model_dir MODEL"
     options = {kind: f"{flag} --num_draft_tokens {{length}}{end}" for kind, flag in drafters.items()}
-    written = Flags(serve=f"python {SCRIPT} --model_dir MODEL", alone=end, options=options)(served, about)
+    written = Templates(command=command, alone=command + end, options=options)(served, about)
     return replace(written, files={**written.files, SCRIPT: PROGRAM})
 
 

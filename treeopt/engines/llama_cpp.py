@@ -22,7 +22,6 @@ from typing import Any
 
 from treeopt.engines import copied
 from treeopt.engines.base import About, Kind, Method, ServingEngine, Written
-from treeopt.engines.chains import Flags
 from treeopt.engines.measured.exposition import counters_among, is_exposition
 from treeopt.engines.measured.files import File
 from treeopt.engines.measured.printed import RATE, Printed, drafters_named, of_one_token, pooled
@@ -30,6 +29,7 @@ from treeopt.engines.measured.rates import PrintedRates, alone
 from treeopt.engines.measured.requests import bodies
 from treeopt.engines.measured.survival import MOST_LENGTH, NONE, CountedDrafts, Drafts
 from treeopt.engines.speculation import Speculation
+from treeopt.engines.templates import Templates
 from treeopt.errors import InvalidInput
 from treeopt.records.plan import Ranges, only
 from treeopt.trees.draft import CopiedText
@@ -39,8 +39,8 @@ OF_DRAFTERS = (
     "Builds that do not know --spec-type have other names for these options: treeopt list engines llama-cpp",
 )
 DRAFT = "--spec-draft-n-max {length} --spec-draft-n-min 0 --spec-draft-p-min 0"
-write = Flags(
-    serve="llama-server --model MODEL.gguf",
+write = Templates(
+    command="llama-server --model MODEL.gguf",
     slots=(4, " --parallel {batch_size} --kv-unified"),  # one context for all, as where it is not told
     options={
         "draft-model": f"--spec-type draft-simple --spec-draft-model DRAFTER.gguf {DRAFT}",

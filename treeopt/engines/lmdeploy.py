@@ -1,12 +1,12 @@
 """LMDeploy: the length of a chain as a flag, with its PyTorch backend alone."""
 
 from treeopt.engines.base import Method, ServingEngine
-from treeopt.engines.chains import Flags
+from treeopt.engines.templates import Templates
 
 ALGORITHM = "--speculative-algorithm {name}{drafter} --speculative-num-draft-tokens {{length}}"
 DRAFTER = " --speculative-draft-model DRAFTER"
-write = Flags(
-    serve="lmdeploy serve api_server MODEL --backend pytorch",
+write = Templates(
+    command="lmdeploy serve api_server MODEL --backend pytorch",
     options={
         "eagle3": ALGORITHM.format(name="eagle3", drafter=DRAFTER),
         "eagle": ALGORITHM.format(name="eagle", drafter=DRAFTER),

@@ -1,16 +1,20 @@
 """Engines that build Medusa's buffers from Medusa's list: Medusa itself, its fork Hydra, NVIDIA Model Optimizer's benchmark.
 
+All candidates lie in one row: the root's token, then ten of every head (medusa/model/utils.py). A node points at candidate
+1 + rank + 10 x (depth - 1), so that rank 10 of one head is rank 0 of the next. Nothing checks that.
+
 Hydra drafts by how many children a node has and how many of them expand, so that it takes trees in which the likeliest do. Model
 Optimizer has no search for trees; its list goes to keyword arguments of SPECBENCH_MEDUSA in examples/specdec_bench.
 """
 
 from treeopt.engines.base import Method, ServingEngine
-from treeopt.engines.lists import ListOfChoices, no_tree
+from treeopt.engines.templates import Templates, no_tree
 from treeopt.trees.limits import EngineLimits
 from treeopt.trees.tree import MAX_RANK
 
+TOPK = MAX_RANK + 1  # candidates of a head, and the stride between heads
 FILE = "runtime_params.yml"
-write = ListOfChoices(
+write = Templates(
     files={"medusa_choices.py": "treeopt_{nodes} = {choices}\n", "medusa_choices.json": "{choices}\n"},
     command="python llm_judge/gen_model_answer_medusa.py --model-path HEADS --model-id treeopt --medusa-choices {word}{flags}",
     notes=(
@@ -18,14 +22,14 @@ write = ListOfChoices(
         "The script takes the temperature from each question's category, whatever --temperature says; medusa_generate heeds it.",
     ),
 )
-write_hydra = ListOfChoices(
+write_hydra = Templates(
     files={"hydra_choices.py": "treeopt_{nodes} = {choices}\n"},
     command="python llm_judge/gen_model_answer_hydra.py --model-path HEADS --model-id treeopt --hydra-choices {word}{flags}",
     notes=(
         "In your own code: model.hydra_generate(input_ids, hydra_choices=treeopt_...{arguments}), one sequence at a time.",
     ),
 )
-write_modelopt = ListOfChoices(
+write_modelopt = Templates(
     files={FILE: "engine_args:\n  medusa_num_heads: {heads}\n  medusa_choices: {choices}\n"},
     command="python run.py --engine SPECBENCH_MEDUSA --tokenizer MODEL --model_dir MODEL --draft_model_dir HEADS "
     f"--tp_size 1 --concurrency 1 --mtbench QUESTIONS --runtime_params {FILE}",

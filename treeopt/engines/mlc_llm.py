@@ -4,11 +4,11 @@ max_num_sequence must be at least the rows of all sequences with a draft model. 
 """
 
 from treeopt.engines.base import Method, ServingEngine
-from treeopt.engines.chains import Flags
+from treeopt.engines.templates import Templates
 
 MODE = "--additional-models DRAFTER --speculative-mode"
-write = Flags(
-    serve="mlc_llm serve MODEL",
+write = Templates(
+    command="mlc_llm serve MODEL",
     options={
         "draft-model": f"{MODE} small_draft --overrides 'spec_draft_length={{length}};max_num_sequence={{batch_rows}}'",
         "eagle": f"{MODE} eagle --overrides spec_draft_length={{length}}",

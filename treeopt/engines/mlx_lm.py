@@ -1,10 +1,10 @@
 """mlx-lm: the length of a draft model's chain as a flag of its server; one sequence at a time."""
 
 from treeopt.engines.base import Method, ServingEngine
-from treeopt.engines.chains import Flags
+from treeopt.engines.templates import Templates
 
-write = Flags(
-    serve="mlx_lm.server --model MODEL",
+write = Templates(
+    command="mlx_lm.server --model MODEL",
     options={"draft-model": "--draft-model DRAFTER --num-draft-tokens {length}"},
     notes=("A request's own num_draft_tokens goes before the flag. mlx_lm.generate takes the same flags.",),
 )

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from treeopt.engines.base import About, Method, ServingEngine, Written
-from treeopt.engines.chains import plain
-from treeopt.engines.lists import TOPK, ListOfChoices
+from treeopt.engines.medusa import TOPK
+from treeopt.engines.templates import Templates, launch, plain
 from treeopt.errors import InvalidInput, quoted
 from treeopt.records.plan import Ranges, only
 from treeopt.trees.limits import EngineLimits
@@ -22,13 +22,13 @@ RUN = (
 )
 
 
-write_medusa = ListOfChoices(
+write_medusa = Templates(
     files={MEDUSA_FILE: "{choices}\n"},
-    command=f"{RUN} 1 --is-medusa --medusa-speculation-length {{rows}} --num-medusa-heads {{heads}} "
+    command=f"{RUN} 1 --is-medusa --medusa-speculation-length {{size}} --num-medusa-heads {{heads}} "
     f"--medusa-tree-json {MEDUSA_FILE} --global-topk {TOPK}",
     alone=f"{RUN} {{batch_size}}",
     notes=(
-        "medusa_speculation_length must be {rows}, the size of the tree, and differ from every "
+        "medusa_speculation_length must be {size}, the size of the tree, and differ from every "
         "context-encoding bucket.",
         f"Its buffers have a stride of {TOPK} candidates a head, so global_topk is set to {TOPK}. Greedy only, and not in "
         "async mode.",
@@ -56,7 +56,7 @@ def write_tree(served: Ranges[Tree], about: About) -> Written:
             "there, as its topk_permute_index reads. Compare its text with plain decoding before you rely on "
             "it."
         )
-    return Written(files={TREE_FILE: f"{json.dumps(children)}\n"}, command=command, notes=tuple(notes))
+    return launch(command, notes, {TREE_FILE: f"{json.dumps(children)}\n"})
 
 
 def token_tree(children: Mapping[Any, Any]) -> Tree:

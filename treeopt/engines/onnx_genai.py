@@ -11,8 +11,8 @@ model.draft       in MODEL's genai_config.json: the draft model's decoder, besid
 
 from functools import partial
 
-from treeopt.engines.base import About, Method, ServingEngine
-from treeopt.engines.chains import Flags, Library, Loading
+from treeopt.engines.base import About, Method, ServingEngine, Written
+from treeopt.engines.templates import Keys, Templates, program, sampling
 from treeopt.records.drafters import LOOKED_UP
 from treeopt.records.plan import Ranges, only
 from treeopt.trees.draft import Draft
@@ -50,14 +50,14 @@ DRAFT = (
 )
 LOOKUP = f"It looks the last {LOOKED_UP} tokens up and no fewer, and the latest place wins."
 NGRAMS = {**FIXED, "ngram_size": LOOKED_UP + 1, "ngram_chained_lookup": False}
-generator = partial(
-    Library,
-    PROGRAM,
-    file="options.json",
-    together=lambda sampling, drafting: {"search": sampling, "speculative": drafting},
-)
-draft = generator({"draft-model": Loading("max_draft_tokens", FIXED)}, (DRAFT,))
-lookup = generator({"ngram": Loading("max_draft_tokens", NGRAMS)}, (LOOKUP,))
+
+
+def write(served: Ranges[Draft], about: About, drafting: Keys = FIXED, note: str = DRAFT) -> Written:
+    """A chain of a generator, whose drafter has these settings."""
+    length = only(served).depth
+    speculative = {"max_draft_tokens": length, **drafting} if length else {}
+    settings = {"search": sampling(about), "speculative": speculative}
+    return program(PROGRAM, "options.json", settings, speculates=length > 0, notes=[note])
 
 
 def too_short(served: Ranges[Draft], about: About) -> str | None:
@@ -68,8 +68,8 @@ def too_short(served: Ranges[Draft], about: About) -> str | None:
 
 
 PAGED = "--extra_options use_paged_attention=true aux_hidden_state_layers=LAYERS"
-blocks = Flags(
-    serve="python -m onnxruntime_genai.models.builder --input MODEL --output BUILT --precision bf16 --execution_provider cuda",
+blocks = Templates(
+    command="python -m onnxruntime_genai.models.builder --input MODEL --output BUILT --precision bf16 --execution_provider cuda",
     options={
         kind: f"{PAGED} {kind}_path=DRAFTER {kind}_num_draft_tokens={{length}} max_draft_tokens={{length}}"
         for kind in ("dflash2", "dspark")
@@ -87,12 +87,12 @@ ENGINE = ServingEngine(name="onnx-genai", title="ONNX Runtime GenAI", package="o
     Method(name="draft-model", drafters=("draft-model",), rules=("greedy", "reject"),
            checked="0.18.0", limits=EngineLimits(max_depth=MOST_LENGTH), max_batch_size=1, carrier=OPTIONS,
            syntax='{"max_draft_tokens": 3}', derived=("min_adaptive_k = 0",),
-           source=f"{SOURCE}base_speculative_strategy.cpp, speculative_sampling.h", write=draft),
+           source=f"{SOURCE}base_speculative_strategy.cpp, speculative_sampling.h", write=write),
     Method(name="ngram", drafters=("ngram",), rules=("greedy", "sample"),
            checked="0.18.0", limits=EngineLimits(max_depth=MOST_LENGTH), max_batch_size=1, carrier=OPTIONS,
            syntax='{"ngram_size": 4, "max_draft_tokens": 3}', derived=("min_adaptive_k = 0", "ngram_size = 4"),
            looks_up="from the latest place of n-grams of one size",
-           source=f"{SOURCE}n_gram_lookup.h, n_gram_decoding_strategy.cpp", write=lookup),
+           source=f"{SOURCE}n_gram_lookup.h, n_gram_decoding_strategy.cpp", write=partial(write, drafting=NGRAMS, note=LOOKUP)),
     Method(name="block", drafters=tuple(blocks.options), checked="0.18.0", limits=EngineLimits(max_depth=MOST_LENGTH), carrier="--extra_options of its model builder",
            syntax="dspark_path=DRAFTER dspark_num_draft_tokens=3 max_draft_tokens=3",
            derived=("aux_hidden_state_layers = target_layer_ids + 1", "max_draft_tokens = num_draft_tokens"),

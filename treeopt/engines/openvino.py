@@ -5,12 +5,11 @@ the root.
 """
 
 import json
-from dataclasses import replace
 from functools import partial
 
-from treeopt.engines import chains, copied
+from treeopt.engines import copied
 from treeopt.engines.base import EARLIEST, About, Method, ServingEngine, Written
-from treeopt.engines.chains import SCRIPT, Keys, sampling
+from treeopt.engines.templates import Keys, program, sampling
 from treeopt.records.drafters import LOOKED_UP
 from treeopt.records.plan import Ranges, only
 from treeopt.trees.draft import CopiedText, Draft, DynamicLimits
@@ -53,28 +52,14 @@ ONE_BY_ONE = "Trees are for one request at a time: in 2026.4.1.0 several togethe
 def write(served: Ranges[Draft], about: About, lookup: Keys = LOOKUP) -> Written:
     """A chain, or a dynamic tree of EAGLE-3. ``lookup`` has the settings of n-grams."""
     draft = only(served)
-    looks_up, is_tree = about.kind in ("ngram", copied.KIND), (draft.topk or 1) > 1
-    arguments, names, guesses, notes = "MODEL PROMPT", "name, prompt", "", list[str]()
-    if draft.depth and looks_up:
-        guesses = FROM_PROMPT
-    elif draft.depth:
-        arguments, names, guesses = "MODEL DRAFTER PROMPT", "name, drafter, prompt", FROM_DRAFTER
-        notes.append(IR)
-    exact = is_tree or is_exact(about)
-    notes.append(EXACTLY if exact else ROUNDING)
-    if is_tree:
-        notes.append(ONE_BY_ONE)
-    command = f"python {SCRIPT} {arguments}"
-    written = chains.launch(command, notes) if draft.depth else chains.plain(command)
-    program = PROGRAM.format(
-        arguments=arguments,
-        names=names,
-        computing=EXACTLY if exact else ROUNDING,
-        precision=json.dumps(EXACT if exact else {}),
-        guesses=guesses,
-    )
-    settings = json.dumps(_settings(draft, about, lookup if looks_up else {}))
-    return replace(written, files={**written.files, FILE: f"{settings}\n", SCRIPT: program})
+    looks_up, is_tree = about.drafter in ("ngram", copied.KIND), (draft.topk or 1) > 1
+    loads, exact = bool(draft.depth and not looks_up), is_tree or is_exact(about)
+    guesses = FROM_DRAFTER if loads else FROM_PROMPT if draft.depth else ""
+    computing = EXACTLY if exact else ROUNDING
+    notes = [*([IR] if loads else []), computing, *([ONE_BY_ONE] if is_tree else [])]
+    settings, precision = _settings(draft, about, lookup if looks_up else {}), json.dumps(EXACT if exact else {})
+    holes = {"computing": computing, "precision": precision, "guesses": guesses}
+    return program(PROGRAM, FILE, settings, speculates=draft.depth > 0, drafter=loads, notes=notes, **holes)
 
 
 def write_copied(served: Ranges[CopiedText], about: About) -> Written:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from treeopt import __version__
-from treeopt.engines.base import COMMANDS, EARLIEST, LAST, About, Method, Written
+from treeopt.engines.base import EARLIEST, LAST, About, Method, Written
 from treeopt.engines.copied import KIND, notes_on
 from treeopt.engines.registry import ENGINES, method_of, removal_notes, search_for, tree_method_of
 from treeopt.errors import InvalidInput
@@ -89,7 +89,7 @@ def about_plan(plan: Plan, options: ExportOptions) -> About:
         num_heads=num_heads,
         num_layers=drafter.get("num_layers") or 1,
         widest=drafter.get("widest"),
-        drafter=drafter.get("kind"),
+        drafter=drafter.get("kind") or "",
         drafter_id=drafter.get("id"),
         version=options.version,
         batch_size=plan.entries[-1].batch_size,
@@ -176,13 +176,12 @@ def write_served(method: Method, served: Ranges[Draft], about: About) -> Written
     rule_notes = check_rule_of(about.acceptance, method)
     if about.version is not None and not method.by_version:
         raise InvalidInput(f"`version` makes no difference for {engine} with {method.name}: leave it out.")
-    if fault := method.fault(served, about):
+    known = about if about.drafter else replace(about, drafter=method.drafters[0])
+    if fault := method.fault(served, known):
         raise InvalidInput(f"{engine} {fault}: {search_for(method)}")
-    written = method.write(served, method.for_drafter(about))
+    written = method.write(served, known)
     line = f"# For {ENGINES[engine].title}, checked against {method.checked}. Written by treeopt {__version__}.\n"
-    texts = dict(written.files)
-    texts.setdefault(COMMANDS, f"{written.command}\n")
-    files = {name: line + text if name.endswith(COMMENTED) else text for name, text in texts.items()}
+    files = {name: line + text if name.endswith(COMMENTED) else text for name, text in written.files.items()}
     notes = (*written.notes, *rule_notes, *_notes_on(method, served, about), *removal_notes(method))
     return replace(written, files=files, notes=notes)
 
@@ -201,7 +200,7 @@ def _notes_on(method: Method, served: Ranges[Draft], about: About) -> list[str]:
             f"not a prefix of a wider block. Unless all layers are causal, a block of another width has other guesses: tokens per step "
             f"hold for a drafter that was calibrated with --draft-depth {longest}, and this one was with {about.num_heads}."
         )
-    elif about.drafter is None and longest and method.limits.shape == "chain" and not method.limits.copies:
+    elif not about.drafter and longest and method.limits.shape == "chain" and not method.limits.copies:
         notes.append(f"The plan does not name its drafter; this is written for {method.drafters[0]}.")
     if not method.decodes(about.batch_size):
         notes.append(

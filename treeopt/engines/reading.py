@@ -11,11 +11,11 @@ from contextlib import suppress
 from typing import Any
 
 from treeopt.engines import neuron
-from treeopt.engines.lists import Choices
 from treeopt.errors import InvalidInput
 from treeopt.files.bounds import loads, parse_literal, parse_python, parse_yaml
 from treeopt.trees.tree import Tree
 
+Choices = list[Any]  # of lists or tuples of ranks, or of anything else: a list of a user's
 MOST_CHARS = 2**20  # of a tree's file
 KEYS = ("medusa_choices", "hydra_choices", "tree_choices", "medusa_tree", "speculative_token_tree")
 ROWS = ("beam_length", "speculative_num_draft_tokens")  # lengths that count the root, but for LMDeploy's

@@ -1,11 +1,11 @@
 """ReDrafter on MLX: width and length of a beam. The first token of a beam is the target's own."""
 
 from treeopt.engines.base import Method, ServingEngine
-from treeopt.engines.chains import Flags
+from treeopt.engines.templates import Templates
 
-write = Flags(
-    serve="python3 -m recurrent_drafting.mlx.cmd.generate --hf_tokenizer=MODEL --hf_llm=MODEL --hf_drafter=DRAFTER",
-    alone=" --autoregression=True",
+write = Templates(
+    command="python3 -m recurrent_drafting.mlx.cmd.generate --hf_tokenizer=MODEL --hf_llm=MODEL --hf_drafter=DRAFTER",
+    alone="python3 -m recurrent_drafting.mlx.cmd.generate --hf_tokenizer=MODEL --hf_llm=MODEL --hf_drafter=DRAFTER --autoregression=True",
     options={"redrafter": "--greedy_search=True --beam_width=1 --beam_length={rows}"},
     notes=("ReDrafter makes its tree of beams at run time; one beam is the chain of the plan.",),
 )

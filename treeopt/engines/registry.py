@@ -44,7 +44,7 @@ redrafter.
         )
     candidates = list(methods.values()) if method is None else [methods[method]]
     for candidate in candidates:
-        if drafter is None or drafter in candidate.drafters:
+        if not drafter or drafter in candidate.drafters:
             return candidate
     kinds = dict.fromkeys(kind for candidate in candidates for kind in candidate.drafters)
     subject = engine if method is None else f"{engine} with {method}"

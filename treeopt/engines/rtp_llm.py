@@ -1,12 +1,12 @@
 """RTP-LLM: the length of a chain as a flag. Its --tree_decode_config constrains the output and is no speculation tree."""
 
 from treeopt.engines.base import Method, ServingEngine
-from treeopt.engines.chains import Flags
+from treeopt.engines.templates import Templates
 
 GROUP = "alibaba/rtp-llm rtp_llm/server/server_args/speculative_decoding_group_args.py"
 SAMPLER = "rtp_llm/cpp/normal_engine/speculative/SpeculativeSampler.cc"
-write = Flags(
-    serve="python3 -m rtp_llm.start_server --checkpoint_path MODEL --model_type MODEL_TYPE",
+write = Templates(
+    command="python3 -m rtp_llm.start_server --checkpoint_path MODEL --model_type MODEL_TYPE",
     options={
         kind: f"--sp_type {name} --sp_model_type DRAFTER_TYPE --sp_checkpoint_path DRAFTER --gen_num_per_cycle {{length}}"
         for kind, name in (("mtp", "mtp"), ("eagle", "eagle"), ("eagle3", "eagle"), ("dspark", "dspark"))

@@ -29,13 +29,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from treeopt.engines import chains
 from treeopt.engines.base import About, Kind, Method, ServingEngine, Written, in_words
 from treeopt.engines.measured.files import File
 from treeopt.engines.measured.rates import PrintedRates, alone
 from treeopt.engines.measured.requests import Body, bodies, read_requests, records_in
 from treeopt.engines.measured.survival import MOST_DRAFTS, CountedDrafts, joined
 from treeopt.engines.speculation import Speculation
+from treeopt.engines.templates import launch, plain
 from treeopt.errors import InvalidInput
 from treeopt.files.fields import Amount, Count, Positive
 from treeopt.records.plan import Ranges, only
@@ -69,7 +69,7 @@ UP_TO = "--apdative-speculative-batch_size-threshold"  # as it is spelled there
 def write(served: Ranges[Draft], about: About) -> Written:
     """One chain for all batch sizes, as flags."""
     length = only(served).depth
-    return chains.launch(_chain(about, length), _notes(served, about)) if length else chains.plain(SERVE)
+    return launch(_chain(about, length), _notes(served, about)) if length else plain(SERVE)
 
 
 def write_adaptive(served: Ranges[Draft], about: About) -> Written:
@@ -87,18 +87,18 @@ def write_adaptive(served: Ranges[Draft], about: About) -> Written:
         "It pads a batch to its next CUDA graph before it looks the length up: have graphs captured for "
         f"batch sizes {ends}.",
     ]
-    if about.kind == "mtp":
+    if about.drafter == "mtp":
         notes.append("NEXTN is EAGLE to SGLang, except for Gemma 4's assistant, which stays static.")
-    return chains.launch(command, notes, {FILE: f"{json.dumps(config)}\n"})
+    return launch(command, notes, {FILE: f"{json.dumps(config)}\n"})
 
 
 def write_tree(served: Ranges[Draft], about: About) -> Written:
     """One dynamic tree for all batch sizes: three flags."""
     tree = only(served)
     if tree.depth == 0:
-        return chains.plain(SERVE, "tree")
+        return plain(SERVE, "tree")
     notes = (ONE_SETTING, *tree_notes([tree]), *_notes(served, about))
-    return chains.launch(f"{SERVE}{drafter_flags(about.kind)}{tree_flags(tree)}", notes)
+    return launch(f"{SERVE}{drafter_flags(about.drafter)}{tree_flags(tree)}", notes)
 
 
 def beyond_fastrl(served: Ranges[Draft], about: About) -> str | None:
@@ -129,8 +129,8 @@ def write_ranges(served: Ranges[Draft], about: About) -> Written:
     paying = [(first, draft) for first, _, draft in served if draft.depth]
     trees = [tree for _, tree in paying]
     if not trees:
-        return chains.plain(SERVE, "tree")
-    command = f"{SERVE}{drafter_flags(about.kind)}{tree_flags(trees[0])}"
+        return plain(SERVE, "tree")
+    command = f"{SERVE}{drafter_flags(about.drafter)}{tree_flags(trees[0])}"
     if len(trees) > 1:
         configs = ",".join(f"{tree.depth}_{tree.topk or 1}_{tree.rows}" for tree in trees)
         begins = ",".join(str(first) for first, _ in paying)
@@ -139,7 +139,7 @@ def write_ranges(served: Ranges[Draft], about: About) -> Written:
     if off is not None:
         command += f" {UP_TO} {off - 1}"
         notes.append(f"It begins to speculate when 10 steps in a row had at most {off - 1} sequences.")
-    return chains.launch(command, (*notes, *tree_notes(trees)))
+    return launch(command, (*notes, *tree_notes(trees)))
 
 
 def tree_flags(tree: Draft) -> str:
@@ -164,8 +164,8 @@ def drafter_flags(kind: str) -> str:
 
 def _chain(about: About, length: int) -> str:
     """The launch command for a chain, with a flag for p/q rejection."""
-    flags = LENGTH.get(about.kind, f" {STEPS} {{length}} {TOPK} 1 {ROWS} {{rows}}")
-    command = f"{SERVE}{drafter_flags(about.kind)}{flags.format(length=length, rows=length + 1)}"
+    flags = LENGTH.get(about.drafter, f" {STEPS} {{length}} {TOPK} 1 {ROWS} {{rows}}")
+    command = f"{SERVE}{drafter_flags(about.drafter)}{flags.format(length=length, rows=length + 1)}"
     return f"{command} --speculative-use-rejection-sampling" if about.rule == "reject" else command
 
 

@@ -25,12 +25,13 @@ from typing import Any
 
 import numpy as np
 
-from treeopt.engines import chains, tensorrt_trees
+from treeopt.engines import tensorrt_trees
 from treeopt.engines.base import LAST, About, Kind, Method, ServingEngine, Written, in_words
 from treeopt.engines.measured.exposition import Counters, counters_among, is_exposition
 from treeopt.engines.measured.files import File
 from treeopt.engines.measured.requests import bodies, read_requests, records_in
 from treeopt.engines.measured.survival import CountedDrafts, Drafts, check_counts
+from treeopt.engines.templates import launch, plain
 from treeopt.errors import InvalidInput
 from treeopt.records.drafters import LOOKED_UP
 from treeopt.records.plan import Ranges, only
@@ -66,10 +67,10 @@ def rising(served: Ranges[Draft], about: About) -> str | None:
 
 def write(served: Ranges[Draft], about: About) -> Written:
     """The options of ``trtllm-serve``."""
-    meaning, kind = meaning_of(about.version), about.kind
+    meaning, kind = meaning_of(about.version), about.drafter
     longest = served[0][2].depth
     if longest == 0:
-        return chains.plain("trtllm-serve MODEL")
+        return plain("trtllm-serve MODEL")
     options: dict[str, object] = {"decoding_type": TYPES[kind], "max_draft_len": longest}
     if kind == "mtp" and meaning == LOWER:  # older releases take max_draft_len from it
         options["num_nextn_predict_layers"] = longest
@@ -95,14 +96,14 @@ def write(served: Ranges[Draft], about: About) -> Written:
 
 def _launch(options: Mapping[str, object], notes: Sequence[str], flag: str = "--config", comment: str = "") -> Written:
     lines = [f"{comment}speculative_config:\n", *(f"  {name}: {value}\n" for name, value in options.items())]
-    return chains.launch(f"trtllm-serve MODEL {flag} {FILE}", notes, {FILE: "".join(lines)})
+    return launch(f"trtllm-serve MODEL {flag} {FILE}", notes, {FILE: "".join(lines)})
 
 
 def write_tree(served: Ranges[Draft], about: About) -> Written:
     """The options of ``trtllm-serve`` for a dynamic tree; a chain is written as one."""
     tree = only(served)
     if tree.depth == 0:
-        return chains.plain("trtllm-serve MODEL", "tree")
+        return plain("trtllm-serve MODEL", "tree")
     if (tree.topk or 1) == 1:
         return write(served, about)
     options: dict[str, object] = {

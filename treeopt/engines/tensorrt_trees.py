@@ -7,7 +7,7 @@ command line. ``max_draft_len`` is the number of choices, the root left out. A s
 from functools import partial
 
 from treeopt.engines.base import COMMANDS, About
-from treeopt.engines.lists import ListOfChoices
+from treeopt.engines.templates import Templates
 from treeopt.records.plan import Ranges, only
 from treeopt.trees.limits import EngineLimits
 from treeopt.trees.tree import Tree
@@ -41,7 +41,7 @@ speculative_config:
 limits = partial(EngineLimits, max_rank=FOUR_BITS, max_depth=SAFE_DEPTH)
 
 
-def mask_warning(tree: Tree) -> list[str]:
+def mask_warning(tree: Tree, about: About) -> list[str]:
     """A warning if the packed mask has no bit for the last node."""
     if (len(tree) - 1) % WORD > 0:
         return []
@@ -51,7 +51,7 @@ def mask_warning(tree: Tree) -> list[str]:
     ]
 
 
-write = ListOfChoices(
+write = Templates(
     files={OPTIONS: LLM_API, BENCH: "{lines}", COMMANDS: BUILD_AND_RUN},
     command=RUN,
     alone="trtllm-build --checkpoint_dir CHECKPOINT --output_dir ENGINE --max_batch_size {batch_size}",

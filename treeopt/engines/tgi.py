@@ -4,24 +4,25 @@ The launcher's --model-id names the folder of the heads, whose config.json names
 """
 
 from treeopt.engines.base import About, Method, ServingEngine
-from treeopt.engines.chains import Flags
+from treeopt.engines.templates import Templates
+from treeopt.trees.draft import Draft
 
 MOST_ROWS = 128  # of all sequences; above it TGI silently stops speculating
 
 
-def many_rows(about: About, length: int) -> list[str]:
+def many_rows(chain: Draft, about: About) -> list[str]:
     """A warning if TGI would not speculate with so many rows."""
-    rows = about.batch_size * (1 + length)
+    rows = about.batch_size * chain.rows
     if rows <= MOST_ROWS:
         return []
     return [
-        f"TGI silently stops speculating above {MOST_ROWS} rows, but {about.batch_size} sequences x {1 + length} rows are {rows}."
+        f"TGI silently stops speculating above {MOST_ROWS} rows, but {about.batch_size} sequences x {chain.rows} rows are {rows}."
     ]
 
 
-write = Flags(
-    serve="text-generation-launcher --model-id",
-    alone=" BASE",
+write = Templates(
+    command="text-generation-launcher --model-id",
+    alone="text-generation-launcher --model-id BASE",
     options={"medusa": "HEADS --speculate {length}", "ngram": "BASE --speculate {length}"},
     notes_of={
         "medusa": (

@@ -3,14 +3,12 @@
 That is the draft model, or the target for n-grams. ``generate`` ignores ``num_assistant_tokens`` among its arguments.
 """
 
-from dataclasses import replace
-
 from treeopt.engines import copied
 from treeopt.engines.base import EARLIEST, About, Method, ServingEngine, Written
-from treeopt.engines.chains import Library, Loading
+from treeopt.engines.templates import Keys, program, sampling
 from treeopt.records.drafters import LOOKED_UP
 from treeopt.records.plan import Ranges, for_all, only
-from treeopt.trees.draft import CopiedText
+from treeopt.trees.draft import CopiedText, Draft
 from treeopt.trees.tree import Tree
 
 PROGRAM = '''"""Assisted generation with transformers: python generate.py {arguments}"""
@@ -50,12 +48,27 @@ NOTE = (
 )
 
 
-LENGTH = "num_assistant_tokens"
-assistant = Library(PROGRAM, {
-    "draft-model": Loading(LENGTH, FIXED, "DRAFTER", ASSISTANT, ", assistant_model=assistant, **both"),
-}, (NOTE,))  # fmt: skip
-LOOKUP = "prompt_lookup_num_tokens"
-lookup = Library(PROGRAM, {"ngram": Loading(LOOKUP, {"max_matching_ngram_size": LOOKED_UP})})
+NGRAMS = {"max_matching_ngram_size": LOOKED_UP}
+FILE, LOOKUP = "generation_config.json", "prompt_lookup_num_tokens"
+
+
+def write(served: Ranges[Draft], about: About) -> Written:
+    """A draft model's chain."""
+    length = only(served).depth
+    drafting = {"num_assistant_tokens": length, **FIXED} if length else {}
+    loading, options = (ASSISTANT, ", assistant_model=assistant, **both") if length else ("", "")
+    settings, drafts = {**sampling(about), **drafting}, length > 0
+    return program(
+        PROGRAM, FILE, settings, speculates=drafts, drafter=drafts, notes=[NOTE], loading=loading, options=options
+    )
+
+
+def write_lookup(served: Ranges[Draft], about: About, options: Keys = NGRAMS) -> Written:
+    """Prompt lookup with these options."""
+    length = only(served).depth
+    drafting = {LOOKUP: length, **options} if length else {}
+    settings = {**sampling(about), **drafting}
+    return program(PROGRAM, FILE, settings, speculates=length > 0, loading="", options="")
 
 
 def write_copied(served: Ranges[CopiedText], about: About) -> Written:
@@ -64,20 +77,20 @@ def write_copied(served: Ranges[CopiedText], about: About) -> Written:
     options = dict(draft.options) if draft.depth else {}
     chain = Tree.chain(options.pop(LOOKUP, draft.depth))
     options.pop("eos_token_id", None)
-    return replace(lookup, loadings={copied.KIND: Loading(LOOKUP, options)})(for_all(chain), about)
+    return write_lookup(for_all(chain), about, options)
 
 
 SOURCE = "huggingface/transformers src/transformers/generation/candidate_generator.py, utils.py"
 ENGINE = ServingEngine(name="transformers", title="transformers", package="transformers", server="transformers serve",
                        methods=(
-    Method(name="assistant", checked="5.23.0", drafters=tuple(assistant.loadings), rules=("greedy", "reject"), max_batch_size=1,
+    Method(name="assistant", checked="5.23.0", drafters=("draft-model",), rules=("greedy", "reject"), max_batch_size=1,
            carrier="generation_config.json of the drafting model, assistant_model of generate()",
            syntax='{"num_assistant_tokens": 3}',
            derived=("num_assistant_tokens_schedule = constant", "assistant_confidence_threshold = 0"),
-           source=SOURCE, write=assistant),
-    Method(name="prompt-lookup", checked="5.23.0", drafters=tuple(lookup.loadings), rules=("greedy", "sample"), max_batch_size=1,
+           source=SOURCE, write=write),
+    Method(name="prompt-lookup", checked="5.23.0", drafters=("ngram",), rules=("greedy", "sample"), max_batch_size=1,
            carrier="generation_config.json, or arguments of generate()", syntax='{"prompt_lookup_num_tokens": 3}',
-           derived=("max_matching_ngram_size = 3",), looks_up=EARLIEST, source=SOURCE, write=lookup),
+           derived=("max_matching_ngram_size = 3",), looks_up=EARLIEST, source=SOURCE, write=write_lookup),
     copied.method(refuses=copied.refuses("transformers"), write=write_copied, checked="5.23.0", max_batch_size=1, carrier="generation_config.json, or arguments of generate()",
                   syntax='{"prompt_lookup_num_tokens": 8, "max_matching_ngram_size": 3}', source=SOURCE),
 ))  # fmt: skip

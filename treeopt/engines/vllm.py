@@ -22,7 +22,7 @@ from typing import Any
 
 from pydantic import AliasChoices, BaseModel, Field
 
-from treeopt.engines import chains, copied
+from treeopt.engines import copied
 from treeopt.engines.base import LAST, About, Kind, Method, ServingEngine, Written
 from treeopt.engines.measured.benchmarks import BLOCK, OFFLINE, records_of
 from treeopt.engines.measured.exposition import counters_among, is_exposition
@@ -32,6 +32,7 @@ from treeopt.engines.measured.rates import PrintedRates, alone
 from treeopt.engines.measured.requests import Body, bodies, read_requests, records_in
 from treeopt.engines.measured.survival import CountedDrafts, Drafts
 from treeopt.engines.speculation import Speculation
+from treeopt.engines.templates import launch, plain
 from treeopt.errors import InvalidInput
 from treeopt.files.fields import Count, Share
 from treeopt.files.fields import checked as row_of
@@ -68,9 +69,9 @@ def write(served: Ranges[Draft], about: About) -> Written:
 
     Medusa's proposer asserts that the length never changes; suffix decoding runs on model runner V1, which drops a schedule.
     """
-    kind, longest = about.kind, max(draft.depth for *_, draft in served)
+    kind, longest = about.drafter, max(draft.depth for *_, draft in served)
     if longest == 0:
-        return chains.plain("vllm serve MODEL")
+        return plain("vllm serve MODEL")
     config: dict[str, object] = {"method": METHODS.get(kind, kind)}
     if model := MODELS.get(kind, "DRAFTER"):
         config["model"] = model
@@ -96,7 +97,7 @@ def write(served: Ranges[Draft], about: About) -> Written:
             "take VLLM_USE_V2_MODEL_RUNNER=1.",
         ]
     text = json.dumps(config)
-    return chains.launch(f"vllm serve MODEL --speculative-config {shell_word(text)}", notes, {FILE: f"{text}\n"})
+    return launch(f"vllm serve MODEL --speculative-config {shell_word(text)}", notes, {FILE: f"{text}\n"})
 
 
 STARTED = {  # drafter that copies text to the beginning of its launch command, and a note
@@ -115,11 +116,11 @@ def write_copied(served: Ranges[CopiedText], about: About) -> Written:
     """Command and config for drafters that copy text. The model runner decides how n-grams are looked up."""
     draft = only(served)
     if draft.depth == 0:
-        return chains.plain("vllm serve MODEL")
+        return plain("vllm serve MODEL")
     text = json.dumps(config_of(draft))
     environment, note = STARTED[draft.drafter]
     command = f"{environment}vllm serve MODEL --speculative-config {shell_word(text)}"
-    return chains.launch(command, [note] if note else (), {FILE: f"{text}\n"})
+    return launch(command, [note] if note else (), {FILE: f"{text}\n"})
 
 
 PREFIX = r"(?:ray_)?vllm[:_]"
