@@ -162,18 +162,24 @@ NUMBER = re.compile(
 class Words:
     """What a text says.
 
+    text     : without marks
     measures : meanings of its figures, in its order
     said     : their words in the text
-    names    : axes that it names ("K \\ concurrency")
+    names    : axes that it names ("K \\ concurrency"); of a column "?name" where it may be no setting
     axes     : axes that it sets
     rest     : other words
     """
 
+    text: str
     measures: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     axes: Mapping[str, str] = field(default_factory=dict)
     rest: str = ""
     said: str = ""
+
+    @property
+    def axis(self) -> str:
+        return self.names[0] if self.names else ""
 
 
 @dataclass(frozen=True)
@@ -204,18 +210,19 @@ def words_of(text: str) -> Words:
     >>> words_of("no spec").axes, words_of("Output token throughput (tok/s)").measures, words_of("K \\ batch size").names
     ({'k': '0'}, ('tokens_per_s',), ('k', 'concurrency'))
     """
-    text = re.sub(r"(?i)\bsingle[- ](?=user|stream|client)", "1 ", bare(text)[:400])
+    original = bare(text)
+    text = re.sub(r"(?i)\bsingle[- ](?=user|stream|client)", "1 ", original[:400])
     for foreign, english in ENGLISH:
         text = re.sub(foreign, f" {english} ", text, flags=re.IGNORECASE)
     is_record = "{" in text
     text = re.sub(r"[\"{}]", " ", text)
     name = " ".join(re.sub(r"[\s_]+", " ", text).strip(" :-.").split())
     if name.replace(" ", "_") in CANONICAL:
-        return Words(measures=(name.replace(" ", "_"),), said=name)
+        return Words(original, (name.replace(" ", "_"),), said=name)
     whole = axis_of(name)
     names = [whole] if whole else [axis_of(part) for part in re.split(r" ?[\\/|↓→] ?| x | vs ", name)]
     if None not in names:
-        return Words(names=tuple(name for name in names if name))
+        return Words(original, names=tuple(name for name in names if name))
     left = text.replace("_", " ")
     found: dict[int, str] = {}
     said: list[str] = []
@@ -251,7 +258,8 @@ def words_of(text: str) -> Words:
         name = drafter_name(rest)
         axes["drafter"] = match[0] if is_record or len(name.split()) > MOST_NAME else name
     measures = tuple(dict.fromkeys(found[place] for place in sorted(found)))
-    return Words(("ignore",) if "ignore" in measures else measures, (), axes, rest, " ".join(said))
+    measures = ("ignore",) if "ignore" in measures else measures
+    return Words(original, measures, axes=axes, rest=rest, said=" ".join(said))
 
 
 def axis_of(name: str) -> str | None:

@@ -20,7 +20,10 @@ from treeopt.files.fields import adapter, first_error
 
 SPEEDS = ("tokens_per_s", "tokens_per_s_per_request", "speedup", "gain")
 TIMES = ("tpot_ms", "tpot_p99_ms")
+TIMED = (*SPEEDS, "tpot_ms")
 LENGTHS = ("length", "acceptance", "acceptance_rate", "accepted_per_step", "tokens_per_step")
+RATE = "share of the drafted tokens that was accepted"
+ACCEPTED, EMITTED = "accepted tokens per step, without the bonus token", "tokens per step, with the bonus token"
 CELL = ("model", "dataset", "drafter", "k", "concurrency")
 MOST_RATIO = 1.5  # between repeats of one setting
 UNHEEDED = ("measure", "note", "run")  # axes that set nothing apart
@@ -39,9 +42,10 @@ SAID: Mapping[Unit, str] = {
 class Row:
     """Figures of one setting, each with the name of its column.
 
-    axes   : "model", "dataset", "drafter", "k", "concurrency" and others, as they are written
-    note   : what the headings and the row say of it
-    table  : number of the table; 0 for lines outside of tables
+    axes            : "model", "dataset", "drafter", "k", "concurrency" and others, as they are written
+    note            : what the headings and the row say of it
+    table           : number of the table; 0 for lines outside of tables
+    tokens_per_step : with the bonus token, by all figures of the column
     """
 
     axes: dict[str, str]
@@ -49,25 +53,23 @@ class Row:
     where: str
     table: int
     figures: dict[str, tuple[str, tuple[Number, ...]]] = field(default_factory=dict)
-    is_left_out: bool = False
+    tokens_per_step: float | None = None
 
-    def has(self, measures: Iterable[str]) -> bool:
+    def has(self, *measures: str) -> bool:
         return any(measure in self.figures for measure in measures)
 
     def take(self, name: str, measures: Sequence[str], numbers: tuple[Number, ...]) -> None:
         """Add the figures of a cell, in the order of what its column measures; a figure that is there stays."""
-        if not numbers:
-            return
-        if measures == ("positions",):
+        if measures == ("positions",) and numbers:
             numbers = (*self.figures.get("positions", ("", ()))[1], *numbers)
             self.figures["positions"] = (name, numbers)
-        elif measures[0] in SPEEDS and len(measures) == 1:
-            self.figures.setdefault("speedup" if numbers[0].unit == "x" else measures[0], (name, numbers))
-        else:
-            for measure, number in zip(measures, numbers, strict=False):
-                if measure == "tpot_s" or (measure in TIMES and re.match(r"s(ec|$|/)", number.unit)):
-                    measure, number = measure.replace("_s", "_ms"), Number(number.value * 1000)
-                self.figures.setdefault(measure, (name, (number,)))
+            return
+        for measure, number in zip(measures, numbers, strict=False):
+            if measure in SPEEDS and len(measures) == 1 and number.unit == "x":
+                measure = "speedup"
+            elif measure == "tpot_s" or (measure in TIMES and re.match(r"s(ec|$|/)", number.unit)):
+                measure, number = measure.replace("_s", "_ms"), Number(number.value * 1000)
+            self.figures.setdefault(measure, (name, (number,)))
 
     def value(self, *measures: str) -> float | None:
         return next((self.figures[measure][1][0].value for measure in measures if measure in self.figures), None)
@@ -86,12 +88,8 @@ class Row:
         return int(self.axes.get("concurrency", "1"))
 
     @property
-    def is_off(self) -> bool:
-        return self.k == 0
-
-    @property
     def drafter(self) -> str:
-        if self.is_off:
+        if self.k == 0:
             return OFF
         policy = self.axes.get("k", "") if self.k is None else ""
         return f"{self.axes.get('drafter') or UNNAMED} {policy}".strip()
@@ -107,7 +105,7 @@ def arms_of(rows: Sequence[Row], notes: Sequence[str], path: Path) -> Arms:
         if row.axes.get("drafter", "").casefold() == OFF or ("drafter" not in row.axes and "k" not in row.axes):
             row.axes.setdefault("k", "" if row.axes.get("?label") else "0")
     measured = {measure for row in rows for measure in row.figures}
-    if not measured & {*SPEEDS, "tpot_ms"}:
+    if not measured & {*TIMED}:
         found = ", ".join(sorted(measured)) or "none"
         raise InvalidInput(
             f"{path} must give tokens per second or time per token of settings that were run, but its figures are: {found}. "
@@ -115,13 +113,13 @@ def arms_of(rows: Sequence[Row], notes: Sequence[str], path: Path) -> Arms:
         )
     notes = list(dict.fromkeys(notes))
     meanings: dict[str, str] = {}
-    lengths = _tokens_per_step(rows, meanings)
-    rows = _gathered(rows, lengths)
+    _set_tokens_per_step(rows, meanings)
+    rows = _gathered(rows)
     about = _about(rows, notes)
     if len({"concurrency" in row.axes for row in rows}) == 2:
         notes.append("Rows that do not say their concurrency were taken as 1.")
     units = _units(rows, meanings)
-    arms = [_arm(row, unit, lengths.get(id(row)), other) for row, unit, other in zip(rows, units, about, strict=True)]
+    arms = [_arm(row, unit, other) for row, unit, other in zip(rows, units, about, strict=True)]
     _check_repeats(rows, arms, notes)
     return Arms(arms=tuple(arms), meanings=meanings, notes=tuple(notes))
 
@@ -132,11 +130,11 @@ def _check_repeats(rows: Sequence[Row], arms: Sequence[Arm], notes: Sequence[str
     A column that is not known may tell settings apart, but not where none speculates.
     """
     first: dict[object, Arm] = {}
-    is_plain = all(row.is_off for row in rows)
+    is_plain = all(row.k == 0 for row in rows)
     for row, arm in zip(rows, arms, strict=True):
         about = [item for item in arm.about.items() if not (is_plain and f"?{item[0]}" in row.axes)]
         other = first.setdefault((arm.cell, arm.setting, arm.unit, tuple(about)), arm)
-        if not (arm.tokens_per_s and other.tokens_per_s) or row.has(["repeats"]) or "run" in row.axes:
+        if not (arm.tokens_per_s and other.tokens_per_s) or row.has("repeats") or "run" in row.axes:
             continue
         if not 1 / MOST_RATIO < arm.tokens_per_s / other.tokens_per_s < MOST_RATIO:
             raise InvalidInput(
@@ -146,7 +144,7 @@ def _check_repeats(rows: Sequence[Row], arms: Sequence[Arm], notes: Sequence[str
             )
 
 
-def _arm(row: Row, unit: Unit, tokens_per_step: float | None, about: Mapping[str, str]) -> Arm:
+def _arm(row: Row, unit: Unit, about: Mapping[str, str]) -> Arm:
     if unit == "ratio":
         speed = row.value("speedup", "tokens_per_s")
         if speed is None and (gain := row.value("gain")) is not None:
@@ -158,22 +156,22 @@ def _arm(row: Row, unit: Unit, tokens_per_step: float | None, about: Mapping[str
     repeats = 1 if (given := row.value("repeats")) is None else given
     spread = row.value("spread")
     if spread is None:
-        spread = next((row.figures[measure][1][0].spread for measure in SPEEDS if measure in row.figures), None)
+        spread = next((row.figures[measure][1][0].spread for measure in SPEEDS if row.has(measure)), None)
     if match := SPREAD.search(row.note):
         repeats, spread = max(repeats, int(match[1])), float(match[2]) * ((speed or 0) / 100 if match[3] else 1)
     stderr = row.value("stderr")
     if stderr is None and spread is not None and repeats > 0:
         stderr = spread / sqrt(repeats)
     record = {
-        "model": row.axes.get("model", ""),
-        "dataset": row.axes.get("dataset", ""),
+        "model": row.cell[0],
+        "dataset": row.cell[1],
         "drafter": row.drafter,
         "k": row.k,
         "concurrency": row.concurrency,
         "about": about,
         "tokens_per_s": speed,
         "unit": unit,
-        "tokens_per_step": 1.0 if row.is_off else tokens_per_step,
+        "tokens_per_step": 1.0 if row.k == 0 else row.tokens_per_step,
         "positions": row.positions,
         "repeats": repeats,
         "stderr": stderr / speed if stderr and speed else None,
@@ -187,47 +185,41 @@ def _arm(row: Row, unit: Unit, tokens_per_step: float | None, about: Mapping[str
     return arm
 
 
-def _tokens_per_step(rows: Sequence[Row], meanings: dict[str, str]) -> dict[int, float]:
-    """Tokens per step with the bonus token, by the row's identity. What was taken as what is added to ``meanings``."""
-    lengths: dict[int, float] = {}
+def _set_tokens_per_step(rows: Sequence[Row], meanings: dict[str, str]) -> None:
+    """Set the rows' tokens per step by the columns that tell them, and add what these were taken as to ``meanings``."""
     columns = defaultdict(list)
     for row in rows:
-        for measure in row.figures.keys() & {*LENGTHS}:
-            columns[measure, row.table].append(row)
+        for measure in LENGTHS:
+            if row.has(measure):
+                columns[measure, row.table].append(row)
     for (measure, _), column in columns.items():
         name = column[0].figures[measure][0]
-        speculative = [row for row in column if not row.is_off]
+        speculative = [row for row in column if row.k != 0]
         numbers = [row.figures[measure][1][0] for row in speculative]
         values = [number.value for number in numbers]
-        plain = [row.value(measure) for row in column if row.is_off]
         if not values:
             continue
-        percent = any(number.unit == "%" for number in numbers)
-        is_rate = measure == "acceptance_rate" and (percent or max(values) <= 1 or max(values) > 20 or "%" in name)
-        is_rate |= measure == "acceptance" and (percent or max(values) <= 1 or max(values) > 20)
-        correct = f'; if not: --column "{name}={{}}"'
-        if is_rate:
-            scale = 100 if percent or max(values) > 1 else 1
-            kind = f"share of the drafted tokens that was accepted{correct.format('tokens_per_step')}"
-        elif measure == "accepted_per_step":
-            kind = "accepted tokens per step, without the bonus token"
-        elif measure == "tokens_per_step":
-            kind = "tokens per step, with the bonus token"
-        elif _has_no_bonus(speculative, values, plain):
-            kind = f"accepted tokens per step, without the bonus token{correct.format('tokens_per_step')}"
-        else:
-            kind = f"tokens per step, with the bonus token{correct.format('accepted_per_step')}"
+        is_percent = any(number.unit == "%" for number in numbers)
+        is_share = is_percent or max(values) <= 1 or max(values) > 20 or "%" in name
+        scale = 100 if is_percent or max(values) > 1 else 1
+        is_rate = measure in ("acceptance", "acceptance_rate") and is_share
+        plain = [row.value(measure) for row in column if row.k == 0]
+        has_no_bonus = measure == "accepted_per_step"
+        has_no_bonus |= measure != "tokens_per_step" and not is_rate and _has_no_bonus(speculative, values, plain)
+        kind = RATE if is_rate else ACCEPTED if has_no_bonus else EMITTED
+        if measure not in ("accepted_per_step", "tokens_per_step"):
+            other = "tokens_per_step" if is_rate or has_no_bonus else "accepted_per_step"
+            kind += f'; if not: --column "{name}={other}"'
         meanings[name] = kind
         for row, value in zip(speculative, values, strict=True):
-            if is_rate and value > scale:
+            if not is_rate:
+                row.tokens_per_step = value + has_no_bonus
+            elif value > scale:
                 raise InvalidInput(
                     f"{row.where}: {quoted(name)} is {kind}: it must be at most 1, but is {value / scale:g}."
                 )
-            if is_rate and row.k is not None:
-                lengths.setdefault(id(row), 1 + row.k * value / scale)
-            elif not is_rate:
-                lengths[id(row)] = value + kind.startswith("accepted")
-    return lengths
+            elif row.k is not None and row.tokens_per_step is None:
+                row.tokens_per_step = 1 + row.k * value / scale
 
 
 def _has_no_bonus(rows: Sequence[Row], values: Sequence[float], plain: Sequence[float | None]) -> bool:
@@ -255,7 +247,7 @@ def _units(rows: Sequence[Row], meanings: dict[str, str]) -> list[Unit]:
         speed = next((measure for measure in SPEEDS if measure in names), "tokens_per_s")
         notes = [row.note for row in group if speed in row.figures and _noted(row.note)]
         said = _noted(names.get(speed, ""))
-        if speed in ("speedup", "gain") or {row.value(speed) for row in group if row.is_off} == {1.0}:
+        if speed in ("speedup", "gain") or {row.value(speed) for row in group if row.k == 0} == {1.0}:
             usual[table] = "ratio"
         elif speed == "tokens_per_s_per_request" or (not notes and _is_per_request(group)):
             usual[table] = "request"
@@ -281,36 +273,35 @@ def _is_per_request(rows: Iterable[Row]) -> bool:
     shares = [
         log(row.value("tokens_per_s") * row.value("tpot_ms") / 1000) / log(row.concurrency)  # type: ignore[operator]
         for row in rows
-        if row.concurrency > 1 and row.has(["tokens_per_s"]) and row.has(["tpot_ms"])
+        if row.concurrency > 1 and row.has("tokens_per_s") and row.has("tpot_ms")
     ]
     return bool(shares) and median(shares) < 0.3
 
 
-def _gathered(rows: Sequence[Row], lengths: dict[int, float]) -> list[Row]:
+def _gathered(rows: Sequence[Row]) -> list[Row]:
     """The rows; what is said of acceptance alone goes to the rows with the axes that it has."""
-    timed = [row for row in rows if row.has([*SPEEDS, "tpot_ms"]) or not row.figures]
+    timed = [row for row in rows if row.has(*TIMED) or not row.figures]
     places = defaultdict(list)
     for row in timed:
         for place in product(*({row.axes.get(axis), None} for axis in CELL)):
             places[place].append(row)
     others = []
     for row in rows:
-        if row.has([*SPEEDS, "tpot_ms"]) or not row.figures:
-            continue
-        same = [arm for arm in places.get(tuple(row.axes.get(axis) for axis in CELL), ()) if _agree(row.axes, arm.axes)]
-        if not same:
-            others.append(row)
-        for arm in same:
-            arm.figures = {**row.figures, **arm.figures}
-            if id(row) in lengths:
-                lengths.setdefault(id(arm), lengths[id(row)])
+        if not row.has(*TIMED) and row.figures:
+            alike = [
+                other
+                for other in places.get(tuple(row.axes.get(axis) for axis in CELL), ())
+                if all(other.axes.get(axis, row.axes[axis]) == row.axes[axis] for axis in row.axes if _is_setting(axis))
+            ]
+            others += [] if alike else [row]
+            for other in alike:
+                other.figures = {**row.figures, **other.figures}
+                other.tokens_per_step = other.tokens_per_step or row.tokens_per_step
     return timed + others
 
 
-def _agree(axes: Mapping[str, str], others: Mapping[str, str]) -> bool:
-    """Whether settings that both say are the same."""
-    settings = [axis for axis in axes if axis not in ("measure", "note") and not axis.startswith("?")]
-    return all(others.get(axis, axes[axis]) == axes[axis] for axis in settings)
+def _is_setting(axis: str) -> bool:
+    return axis not in ("measure", "note") and not axis.startswith("?")
 
 
 def _about(rows: Sequence[Row], notes: list[str]) -> list[dict[str, str]]:

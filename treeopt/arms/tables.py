@@ -30,7 +30,7 @@ from treeopt.arms.columns import (
 )
 from treeopt.arms.figures import Row, arms_of
 from treeopt.arms.grids import RULE, Grid, grid_at, lines_of
-from treeopt.arms.headers import Column, columns_of
+from treeopt.arms.headers import columns_of
 from treeopt.errors import InvalidInput, meant, quoted
 
 GROUPS = ("model", "dataset", "concurrency")  # axes whose cells may stand once for several rows
@@ -99,10 +99,10 @@ class _Reader:
         is_named = any(name != "label" for name in words.names)
         return bool(words.measures or is_named or words.axes or DATASET.search(cell) or cell.casefold() in self.columns)
 
-    def told(self, name: str, words: Words) -> str | None:
+    def told(self, words: Words) -> str | None:
         """What the user says that a column means, by its name, or its name without axes."""
-        self.names[name] = None
-        keys = [key for key in (name.casefold(), words.said.casefold()) if key in self.columns]
+        self.names[words.text] = None
+        keys = [key for key in (words.text.casefold(), words.said.casefold()) if key in self.columns]
         self.heeded.update(keys)
         return self.columns[keys[0]] if keys else None
 
@@ -128,7 +128,7 @@ class _Reader:
                 above = [above[i] if i in groups and not cell else cell for i, cell in enumerate(cells)]
                 self.add(columns, number, above, grid.has_comma)
 
-    def add(self, columns: Sequence[Column], line: int, cells: Sequence[str], comma: bool) -> None:
+    def add(self, columns: Sequence[Words], line: int, cells: Sequence[str], comma: bool) -> None:
         """Add the rows of figures of one line: one for each set of axes that its columns have."""
         context = self.context
         axes: dict[str, str] = {}
@@ -147,14 +147,15 @@ class _Reader:
                     return  # of reading the prompt
                 else:
                     axes |= axes_of(
-                        column.axis, cell, column.name, "k" in {other.axis for other in columns} | axes.keys()
+                        column.axis, cell, column.text, "k" in {other.axis for other in columns} | axes.keys()
                     )
             except ValueError as error:
                 raise InvalidInput(
-                    f"{self.path} line {line}, column {quoted(column.name)}: a cell must be {error}, but it is {quoted(cell)}. "
-                    f'If the column is something else: --column "{column.name[:60]}=ignore", or what it is.'
+                    f"{self.path} line {line}, column {quoted(column.text)}: a cell must be {error}, but it is {quoted(cell)}. "
+                    f'If the column is something else: --column "{column.text[:60]}=ignore", or what it is.'
                 ) from None
         rows: dict[tuple[tuple[str, str], ...], Row] = {}
+        left_out = set()
         is_wide = any(column.axes for column, _, _ in figures)
         shared = [(column, numbers) for column, _, numbers in figures if is_wide and not column.axes]
         for column, cell, numbers in figures:
@@ -167,14 +168,14 @@ class _Reader:
                 )
             if CANNOT.match(cell):
                 self.notes.append(
-                    f"Line {line}, column {quoted(column.name)} says {quoted(cell)}: left out as not runnable."
+                    f"Line {line}, column {quoted(column.text)} says {quoted(cell)}: left out as not runnable."
                 )
-                rows[key].is_left_out = True
-            rows[key].take(column.shown, column.measures, numbers)
+                left_out.add(key)
+            rows[key].take(_shared_name(column), column.measures, numbers)
         for row in rows.values():
             for column, numbers in shared:
-                row.take(column.shown, column.measures, numbers)
-        self.rows += [row for row in rows.values() if not row.is_left_out]
+                row.take(column.text, column.measures, numbers)
+        self.rows += [row for key, row in rows.items() if key not in left_out]
 
     def line(self, number: int, text: str) -> None:
         """Take the figures of a bullet or of a line of names and values; any other short line is a heading."""
@@ -220,12 +221,16 @@ class _Reader:
     def figure(self, words: Words, axes: dict[str, str], number: int, text: str) -> None:
         """Add a figure to the last row, or to a new one where that has it already or is of another setting."""
         row = self.rows[-1] if self.open else None
-        if not row or row.has(words.measures[:1]) or any(row.axes.get(name, axes[name]) != axes[name] for name in axes):
+        if (
+            not row
+            or row.has(*words.measures[:1])
+            or any(row.axes.get(name, axes[name]) != axes[name] for name in axes)
+        ):
             row = Row({}, f"{self.context.get('note', '')} {text}", f"{self.path} line {number}", 0)
             self.rows.append(row)
             self.open = True
         row.axes = _joined(row.axes, axes)
-        meaning = self.told(words.said, words)
+        meaning = self.told(words)
         row.take(
             words.said or words.measures[0],
             (meaning,) if meaning else words.measures[:1],
@@ -254,11 +259,16 @@ class _Reader:
         self.levels[level] = _joined(self.levels.get(level, {}), axes)
 
 
+def _shared_name(column: Words) -> str:
+    """The name that columns of the same figures share, by which the user can say what they are."""
+    return column.said or column.measures[0] if column.axes else column.text
+
+
 def _pair(text: str) -> Words | None:
     """What a name and its value say: "model: Qwen3-8B"."""
     name, _, value = text.replace("=", ":", 1).partition(":")
     axis = next(iter(words_of(name).names), "")
-    return Words(axes=axes_of(axis, value.strip(), name, False)) if axis in PLACES and value.strip() else None
+    return Words(text, axes=axes_of(axis, value.strip(), name, False)) if axis in PLACES and value.strip() else None
 
 
 def _joined(axes: Mapping[str, str], closer: Mapping[str, str]) -> dict[str, str]:
