@@ -16,7 +16,7 @@ import numpy as np
 from simulated_arms import simulated
 
 from treeopt.arms.arm import Arm
-from treeopt.arms.decide import Decision, decide
+from treeopt.arms.decide import Choice, decide
 from treeopt.arms.groups import apart, merged
 from treeopt.arms.model import Floats, Posterior, posterior_of
 from treeopt.arms.tables import read_tables
@@ -83,7 +83,7 @@ class Table:
         return float(-np.expm1(self.truth[i] - max(self.truth[cell])))
 
 
-def decided(posterior: Posterior, cell: Sequence[int]) -> Decision:
+def decided(posterior: Posterior, cell: Sequence[int]) -> Choice:
     decision = decide(posterior, cell)
     assert decision is not None
     return decision

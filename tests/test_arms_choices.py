@@ -57,9 +57,7 @@ def test_without_off_ratios_to_other_arms_are_answered():
     """Two lengths that tie alone; at 8 requests the shorter has 1.45 times the throughput of the longer."""
     arms = [arm("MTP", k, c, v) for k, c, v in ((4, 1, 55.6), (2, 1, 54.9), (4, 8, 210.0), (2, 8, 303.6))]
     alone, loaded = decided(arms).choices
-    assert [alone.posterior.arms[i].name for i in alone.decision.tied] == [
-        ({"MTP 2", "MTP 4"} - {alone.arm.name}).pop()
-    ]
+    assert [alone.posterior.arms[i].name for i in alone.tied] == [({"MTP 2", "MTP 4"} - {alone.arm.name}).pop()]
     assert loaded.arm.k == 2
     assert loaded.over_off is None
     assert loaded.over(("MTP", 4)) == pytest.approx(303.6 / 210)

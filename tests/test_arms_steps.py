@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from treeopt.arms.arm import Arm
-from treeopt.arms.broken import broken
 from treeopt.arms.decide import decide
-from treeopt.arms.model import posterior_of
+from treeopt.arms.model import broken, posterior_of
 from treeopt.arms.steps import step_parts
 
 

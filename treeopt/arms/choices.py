@@ -9,56 +9,13 @@ from functools import cached_property
 import numpy as np
 
 from treeopt.arms.arm import OFF, Arm, Arms
-from treeopt.arms.decide import Decision, NextRun, decide
+from treeopt.arms.decide import Choice, NextRun, decide
 from treeopt.arms.groups import apart, merged
 from treeopt.arms.model import Posterior, posterior_of
 from treeopt.arms.steps import StepParts, step_parts
 from treeopt.errors import InvalidInput, spoken
 from treeopt.files.storage import schema
 from treeopt.records.estimate import Estimate
-
-
-@dataclass(frozen=True, eq=False)
-class Choice:
-    """What to serve for one model, data set and concurrency.
-
-    posterior    : what is known of all arms of the model
-    cell         : places of the arms that could be served in it
-    within_limit : whether the chosen arm keeps the limit on the time per token; None without a limit
-    """
-
-    posterior: Posterior
-    cell: tuple[int, ...]
-    decision: Decision
-    within_limit: bool | None = None
-
-    @property
-    def arm(self) -> Arm:
-        """The chosen arm."""
-        return self.posterior.arms[self.decision.chosen]
-
-    @property
-    def throughput(self) -> Estimate:
-        return self.posterior.throughput(self.decision.chosen)
-
-    @property
-    def run(self) -> list[Arm]:
-        """The arms of the cell that were run."""
-        return [self.posterior.arms[i] for i in self.cell if i in self.posterior.run]
-
-    def place_of(self, setting: tuple[str, int | None]) -> int | None:
-        """The place of a setting that was run here; None where it was not."""
-        places = set(self.cell) & set(self.posterior.run)
-        return next((i for i in places if self.posterior.arms[i].setting == setting), None)
-
-    @property
-    def over_off(self) -> Estimate | None:
-        """How many times the throughput without speculation the chosen arm has; None where that was not run."""
-        return self.over((OFF, 0))
-
-    def over(self, setting: tuple[str, int | None]) -> Estimate | None:
-        place = self.place_of(setting)
-        return None if place is None else self.posterior.ratio(self.decision.chosen, place)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -101,7 +58,7 @@ class Decided:
     @cached_property
     def next_run(self) -> tuple[Choice, NextRun] | None:
         """The run that is worth most of all; None where none is."""
-        worth = [(choice, choice.decision.next_run) for choice in self.choices if choice.decision.next_run]
+        worth = [(choice, choice.next_run) for choice in self.choices if choice.next_run]
         return max(worth, key=lambda pair: pair[1].gain, default=None)
 
     def document(self) -> dict[str, object]:
@@ -140,18 +97,18 @@ def _figure(estimate: Estimate | None) -> dict[str, float] | None:
 
 
 def _decision(choice: Choice) -> dict[str, object]:
-    posterior, decision, predicted = choice.posterior, choice.decision, None
-    if decision.predicted:
-        i, chance = decision.predicted
+    posterior, predicted = choice.posterior, None
+    if choice.predicted:
+        i, chance = choice.predicted
         predicted = {**_setting(posterior.arms[i]), "tokens_per_s": _figure(posterior.throughput(i)), "chance": chance}
     return {
         **_cell(choice.arm),
         **_setting(choice.arm),
         "tokens_per_s": _figure(choice.throughput),
         "over_off": _figure(choice.over_off),
-        "tied_with": [_setting(posterior.arms[i]) for i in decision.tied],
+        "tied_with": [_setting(posterior.arms[i]) for i in choice.tied],
         "predicted": predicted,
-        "next_run": decision.next_run and _run(choice, decision.next_run),
+        "next_run": choice.next_run and _run(choice, choice.next_run),
     }
 
 
@@ -212,7 +169,7 @@ def decide_arms(
         for cell in dict.fromkeys(arm.cell for arm in posterior.arms):
             places = [i for i, arm in enumerate(posterior.arms) if arm.cell == cell]
             steps += step_parts(posterior, places)
-            if choice := _choice(posterior, places, tpot_limit):
+            if choice := decide(posterior, places, tpot_limit):
                 choices.append(choice)
     if not any(arm.k for arm in compared if not arm.tokens_per_s) and any(arm.k for arm in compared):
         notes.append("Only settings in the files were weighed. `lengths` adds some that could be run.")
@@ -239,22 +196,6 @@ def _with_lengths(arms: list[Arm], lengths: Sequence[int]) -> list[Arm]:
                 place = Arm(model=model, dataset=dataset, concurrency=concurrency, unit=arm.unit)
                 added.append(replace(place, drafter=setting[0], k=k))
     return [*arms, *added]
-
-
-def _choice(posterior: Posterior, cell: Sequence[int], limit: float | None) -> Choice | None:
-    """The choice in a cell; with a limit among the arms that keep it, and without it where none does."""
-    fast = cell if limit is None else [i for i in cell if token_ms(posterior, i) <= limit]
-    decision = decide(posterior, fast) or decide(posterior, cell)
-    if decision is None:
-        return None
-    return Choice(posterior, tuple(cell), decision, None if limit is None else decision.chosen in fast)
-
-
-def token_ms(posterior: Posterior, i: int) -> float:
-    """Milliseconds per token of a request: the 99th percentile where it is known, else the mean, else by throughput."""
-    arm = posterior.arms[i]
-    requests = arm.concurrency if arm.unit == "all" else 1
-    return arm.tpot_p99_ms or arm.tpot_ms or 1000 * requests / posterior.throughput(i)
 
 
 def title_of(model: str, dataset: str) -> str:

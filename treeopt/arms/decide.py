@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from treeopt.arms.arm import OFF, Arm
 from treeopt.arms.model import Posterior
+from treeopt.records.estimate import Estimate
 
 TIE_CHANCE, TIE_SHARE = 0.1, 0.02  # what ties: faster with at least this chance, or within this share
 LIKELY = 0.6  # least chance that an arm that was not run is faster, with which it is named
@@ -37,33 +39,67 @@ class NextRun(NamedTuple):
     chance: float
 
 
-@dataclass(frozen=True)
-class Decision:
-    """The choice for one model, data set and concurrency; arms by their places in the posterior.
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """What to serve for one model, data set and concurrency; arms by their places in the posterior.
 
-    chosen    : the fastest of the arms that were run; off where that was measured faster
-    tied      : other arms that were run and that noise does not tell from it
-    predicted : the fastest of the others, where it is likely faster than the chosen one
-    next_run  : the run that is worth most; None where none is worth it
+    posterior    : what is known of all arms of the model
+    cell         : arms that could be served
+    chosen       : the fastest of the arms that were run; off where that was measured faster
+    tied         : other arms that were run and that noise does not tell from it
+    predicted    : the fastest of the others, where it is likely faster than the chosen one
+    next_run     : the run that is worth most; None where none is worth it
+    within_limit : whether the chosen arm keeps the limit on the time per token; None without a limit
     """
 
+    posterior: Posterior
+    cell: tuple[int, ...]
     chosen: int
     tied: tuple[int, ...]
     predicted: Predicted | None
     next_run: NextRun | None
+    within_limit: bool | None = None
+
+    @property
+    def arm(self) -> Arm:
+        """The chosen arm."""
+        return self.posterior.arms[self.chosen]
+
+    @property
+    def throughput(self) -> Estimate:
+        return self.posterior.throughput(self.chosen)
+
+    @property
+    def run(self) -> dict[tuple[str, int | None], int]:
+        """The places of the settings that were run here."""
+        return {self.posterior.arms[i].setting: i for i in self.cell if i in self.posterior.run}
+
+    @property
+    def over_off(self) -> Estimate | None:
+        """How many times the throughput without speculation the chosen arm has; None where that was not run."""
+        return self.over((OFF, 0))
+
+    def over(self, setting: tuple[str, int | None]) -> Estimate | None:
+        place = self.run.get(setting)
+        return None if place is None else self.posterior.ratio(self.chosen, place)
 
 
-def decide(posterior: Posterior, cell: Sequence[int]) -> Decision | None:
-    """The decision among the arms of one cell whose drafter is not broken; None where none of them was run.
+def decide(posterior: Posterior, cell: Sequence[int], limit_ms: float | None = None) -> Choice | None:
+    """The choice among the arms of one cell whose drafter is not broken; None where none of them was run.
 
     Where broken drafters alone were run it is off, by what is known of it.
 
-    cell : places of its arms in the posterior
+    cell     : places of its arms in the posterior
+    limit_ms : most milliseconds per token of the chosen arm, where any keeps it
     """
     mean, arms = posterior.mean, posterior.arms
     tried = any(i in posterior.run for i in cell)
-    cell = [i for i in cell if arms[i].drafter not in posterior.broken]
-    run = [i for i in cell if i in posterior.run] or [i for i in cell if arms[i].k == 0 and tried]
+    able = [i for i in cell if arms[i].drafter not in posterior.broken]
+    run = [i for i in able if i in posterior.run] or [i for i in able if arms[i].k == 0 and tried]
+    if limit_ms is not None:
+        fast = [i for i in able if posterior.token_ms(i) <= limit_ms]
+        if fast_run := [i for i in run if i in fast]:
+            able, run = fast, fast_run
     if not run:
         return None
     chosen = max(run, key=lambda i: mean[i])
@@ -75,14 +111,17 @@ def decide(posterior: Posterior, cell: Sequence[int]) -> Decision | None:
         for i in run
         if i != chosen and (posterior.chance(i, chosen) > TIE_CHANCE or mean[i] > mean[chosen] + log1p(-TIE_SHARE))
     )
-    best = max(cell, key=lambda i: mean[i])
+    best = max(able, key=lambda i: mean[i])
     predicted = Predicted(best, posterior.chance(best, chosen))
-    following = max((next_run(posterior, i, run) for i in cell), key=lambda following: following.gain)
-    return Decision(
+    following = max((next_run(posterior, i, run) for i in able), key=lambda following: following.gain)
+    return Choice(
+        posterior,
+        tuple(cell),
         chosen,
         tied,
         predicted if predicted.chance >= LIKELY else None,
         following if following.gain >= LEAST_GAIN else None,
+        None if limit_ms is None else posterior.token_ms(chosen) <= limit_ms,
     )
 
 

@@ -11,7 +11,7 @@ n arms · P draws
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import erf, exp, log, sqrt
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.arms.arm import Arm
-from treeopt.arms.broken import broken
+from treeopt.records.calibration import LEAST_RIGHT
 from treeopt.records.estimate import Z95, Estimate
 
 Floats = NDArray[np.float64]
@@ -86,6 +86,12 @@ class Posterior:
         arm = self.arms[i]
         return log(arm.tokens_per_s) if arm.tokens_per_s else float(self.mean[i] - _shared_log(arm))
 
+    def token_ms(self, i: int) -> float:
+        """Milliseconds per token of a request: the 99th percentile where it is known, else the mean, else by throughput."""
+        arm = self.arms[i]
+        requests = arm.concurrency if arm.unit == "all" else 1
+        return arm.tpot_p99_ms or arm.tpot_ms or 1000 * requests / self.throughput(i)
+
     def chance(self, i: int, j: int) -> float:
         """How likely arm i is faster than arm j; 0.5 for an arm and itself."""
         deviation = sqrt(self.variance(i, j)) or 1e-9
@@ -95,6 +101,28 @@ class Posterior:
         """Variance of the difference of their log throughput."""
         covariance = self.covariance
         return max(float(covariance[i, i] + covariance[j, j] - 2 * covariance[i, j]), 0.0)
+
+
+def broken(arms: Iterable[Arm]) -> dict[str, str]:
+    """Why each drafter is broken, of which no arm has 0.05 of the first guesses accepted.
+
+    >>> broken([Arm(drafter="EAGLE", k=4, tokens_per_step=1.01), Arm(drafter="MTP", k=1, tokens_per_step=1.7)])
+    {'EAGLE': '1.01 tokens per step with 4 guesses: nearly none is accepted'}
+    """
+    best: dict[str, Arm] = {}
+    for arm in arms:
+        if arm.k != 0 and arm.emitted and (arm.drafter not in best or _first(arm) > _first(best[arm.drafter])):
+            best[arm.drafter] = arm
+    return {
+        drafter: f"{arm.emitted:.2f} tokens per step with {arm.k or 'its'} guesses: nearly none is accepted"
+        for drafter, arm in best.items()
+        if _first(arm) < LEAST_RIGHT
+    }
+
+
+def _first(arm: Arm) -> float:
+    """Share of its first guesses that is accepted, at most."""
+    return arm.positions[0] if arm.positions else (arm.emitted or 1) - 1
 
 
 def posterior_of(arms: Sequence[Arm], *, launch: float | None = None) -> Posterior:

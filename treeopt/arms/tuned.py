@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Annotated
 
 from treeopt.arms.arm import OFF, Arms
-from treeopt.arms.choices import Choice, Decided, decide_arms, title_of
+from treeopt.arms.choices import Decided, decide_arms, title_of
+from treeopt.arms.decide import Choice
 from treeopt.arms.tables import read_tables
 from treeopt.arms.tools import read_sweep, read_tool
 from treeopt.engines.base import About
@@ -190,7 +191,7 @@ def _one_drafter(choices: Sequence[Choice]) -> tuple[str, list[int]]:
     def best(choice: Choice, drafter: str) -> int | None:
         """The place of the fastest arm that a server with the drafter has: the chosen one where it has that."""
         if choice.arm.drafter in (drafter, OFF) and choice.arm.k is not None:
-            return choice.decision.chosen
+            return choice.chosen
         arms, mean = choice.posterior.arms, choice.posterior.mean
         able = [
             i

@@ -8,7 +8,8 @@ from itertools import groupby
 from rich.console import RenderableType
 
 from treeopt.arms.arm import OFF, Arm, Arms
-from treeopt.arms.choices import Choice, Decided, minutes_of, prompts_of, title_of
+from treeopt.arms.choices import Decided, minutes_of, prompts_of, title_of
+from treeopt.arms.decide import Choice
 from treeopt.arms.steps import StepParts
 from treeopt.records.estimate import Estimate
 from treeopt.records.inputs import BROKEN
@@ -55,7 +56,7 @@ def headline(decided: Decided) -> Iterator[str]:
     for drafter, why in decided.broken.items():
         yield BROKEN.format(f"{drafter}, {why}")
     for key, choices in decided.groups.items():
-        if len({arm.setting for choice in choices for arm in choice.run}) < 2:
+        if len({setting for choice in choices for setting in choice.run}) < 2:
             yield f"{title_of(*key)}: {choices[0].arm.name} alone was run, so there is nothing to choose among."
             continue
         verb = f"{title_of(*key)}: serve" if len(decided.groups) > 1 else "Serve"
@@ -108,7 +109,7 @@ def _choices(choices: Sequence[Choice], title: str, served: Setting | None) -> T
     for choice in choices:
         arms = choice.posterior.arms
         over = figure(choice.over_off) if has_off else _over_next(choice)
-        tied = ", ".join(arms[i].name for i in choice.decision.tied)
+        tied = ", ".join(arms[i].name for i in choice.tied)
         over_served = [figure(choice.over(served))] if served else []
         rows.append(
             [
@@ -134,20 +135,18 @@ def _filled(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], c
 
 def _over_next(choice: Choice) -> str:
     """The throughput of the chosen arm over that of the fastest other one that was run."""
-    others = [i for i in choice.cell if i in choice.posterior.run and i != choice.decision.chosen]
+    others = [i for i in choice.run.values() if i != choice.chosen]
     if not others:
         return "–"
     following = max(others, key=lambda i: choice.posterior.mean[i])
-    return (
-        f"{figure(choice.posterior.ratio(choice.decision.chosen, following))} {choice.posterior.arms[following].name}"
-    )
+    return f"{figure(choice.posterior.ratio(choice.chosen, following))} {choice.posterior.arms[following].name}"
 
 
 def _maybe(choice: Choice) -> str:
     """The arm that was not run and is likely faster, with the chance of it."""
-    if choice.decision.predicted is None:
+    if choice.predicted is None:
         return ""
-    i, chance = choice.decision.predicted
+    i, chance = choice.predicted
     return f"{choice.posterior.arms[i].name} ({100 * chance:.0f} %)"
 
 
@@ -223,13 +222,13 @@ def markdown(decided: Decided) -> str:
 
 
 def _cell(choice: Choice, setting: Setting) -> str:
-    place = choice.place_of(setting)
+    place = choice.run.get(setting)
     if place is None:
         return "–"
-    value, off = number(choice.posterior.throughput(place)), choice.place_of((OFF, 0))
+    value, off = number(choice.posterior.throughput(place)), choice.run.get((OFF, 0))
     if off is not None and off != place:
         value += f" ({figure(choice.posterior.ratio(place, off))}×)"
-    return f"**{value}**" if place == choice.decision.chosen else value
+    return f"**{value}**" if place == choice.chosen else value
 
 
 def escaped(text: str) -> str:
