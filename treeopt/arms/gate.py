@@ -5,8 +5,10 @@ FAIL          a loss is above it, by the lower ends of intervals that hold toget
 INCONCLUSIVE  neither, since noise is larger than the tolerance
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, exp, inf, log, log1p, sqrt
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -53,11 +55,9 @@ class Change:
         """The smallest tolerance that passes where nothing changed: half the interval."""
         return 1 - exp(-Z95 * self.stderr)
 
-    def exceeds(self, tolerance: float, tests: int) -> bool:
-        """Whether more is lost than the tolerance, by an interval that holds together with those of all ``tests``."""
-        from scipy.stats import norm
-
-        return self._lost(-float(norm.isf((1 - LEVEL) / 2 / tests))) > tolerance
+    def least_loss(self, tests: int) -> float:
+        """The lower end of an interval that holds together with those of all ``tests``."""
+        return self._lost(NormalDist().inv_cdf((1 - LEVEL) / 2 / tests))
 
     def runs_for(self, tolerance: float) -> int | None:
         """Prompts, drafts or launches on each side that hold a tolerance, in two digits; None for 0."""
@@ -87,7 +87,7 @@ class Gate(Displayed):
 
     @property
     def verdict(self) -> str:
-        if any(change.exceeds(self.tolerance, len(self.changes)) for change in self.changes):
+        if any(change.least_loss(len(self.changes)) > self.tolerance for change in self.changes):
             return FAIL
         return PASS if all(change.loss.ends[1] <= self.tolerance for change in self.changes) else INCONCLUSIVE
 
@@ -169,46 +169,45 @@ def arms_gate(names: tuple[str, str], before: Arms, after: Arms, tolerance: floa
         {(*arm.cell, *arm.setting, arm.unit): arm for arm in merged(arms.arms) if arm.tokens_per_s}
         for arms in (before, after)
     )
-    common = [key for key in firsts if key in seconds]
-    if not common:
+    pairs = [(first, seconds[key]) for key, first in firsts.items() if key in seconds]
+    if not pairs:
         raise InvalidInput(
             f"No setting of {names[0]} was run in {names[1]}: model, data set, concurrency, drafter and length must be the same."
         )
-    pairs = [(firsts[key], seconds[key]) for key in common]
     variances = launch_variances([arm for pair in pairs for arm in pair]).reshape(-1, 2)
-    served = dict[tuple[str, str, int], tuple[Arm, Arm, list[float]]]()
+    fastest = dict[tuple[str, str, int], Change]()
     for (first, second), variance in zip(pairs, variances.tolist(), strict=True):
-        fastest = served.get(first.cell)
-        if fastest is None or (first.tokens_per_s or 0) > (fastest[0].tokens_per_s or 0):
-            served[first.cell] = (first, second, variance)
-    changes = []
-    for (model, dataset, concurrency), (first, second, variance) in served.items():
-        where = [*filter(None, (model, dataset)), f"{concurrency} at once"]
-        changes.append(
-            Change(
-                name=f"{first.name} ({', '.join(where)})",
-                before=first.tokens_per_s or 0,
-                after=second.tokens_per_s or 0,
-                stderr=sqrt(variance[0] / first.repeats + variance[1] / second.repeats),
-                runs=min(first.repeats, second.repeats),
-                one_run=sum(variance),
-            )
-        )
-    notes, different = [], dict[str, None]()
-    for first, second in pairs:
-        for name in {**first.about, **second.about}:
-            values = [arm.about.get(name) for arm in (first, second)]
-            if None not in values and values[0] != values[1]:
-                different[f"{name} ({values[0]} and {values[1]})"] = None
+        if first.cell not in fastest or (first.tokens_per_s or 0) > fastest[first.cell].before:
+            fastest[first.cell] = _change(first, second, variance)
+    notes = []
+    different = {
+        f"{name} ({value} and {second.about[name]})": None
+        for first, second in pairs
+        for name, value in first.about.items()
+        if second.about.get(name, value) != value
+    }
     if different:
         notes.append(f"Before and after differ in {', '.join(different)} too.")
-    if lost := len(firsts) + len(seconds) - 2 * len(common):
+    if lost := len(firsts) + len(seconds) - 2 * len(pairs):
         notes.append(f"{lost} settings were run on one side only, and are not compared.")
     return Gate(
         names=names,
         measure="tokens per second",
         noun="run",
-        changes=tuple(changes),
+        changes=tuple(fastest.values()),
         tolerance=tolerance,
         notes=tuple(notes),
+    )
+
+
+def _change(first: Arm, second: Arm, variances: Sequence[float]) -> Change:
+    """What a setting reaches before and after, by the variances between launches."""
+    where = ", ".join([*filter(None, (first.model, first.dataset)), f"{first.concurrency} at once"])
+    return Change(
+        name=f"{first.name} ({where})",
+        before=first.tokens_per_s or 0,
+        after=second.tokens_per_s or 0,
+        stderr=sqrt(variances[0] / first.repeats + variances[1] / second.repeats),
+        runs=min(first.repeats, second.repeats),
+        one_run=sum(variances),
     )

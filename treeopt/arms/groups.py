@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +22,10 @@ MEANS, NEAR = ("input_tokens", "output_tokens"), 1.1  # means of requests, which
 
 def merged(arms: Sequence[Arm]) -> list[Arm]:
     """Each arm once: the geometric mean of its repeats, with the standard error that they say."""
-    return [_mean(repeats) for repeats in _by_key(arms).values()]
+    repeats = defaultdict(list)
+    for arm in arms:
+        repeats[arm.cell, arm.setting, arm.unit, tuple(sorted(arm.about.items()))].append(arm)
+    return [_mean(alike) for alike in repeats.values()]
 
 
 def _mean(repeats: Sequence[Arm]) -> Arm:
@@ -50,13 +53,6 @@ def _mean(repeats: Sequence[Arm]) -> Arm:
         repeats=int(weights.sum()),
         stderr=float(np.sqrt(variance / weights.sum())) or None,
     )
-
-
-def _by_key(arms: Sequence[Arm]) -> Mapping[object, list[Arm]]:
-    found: dict[object, list[Arm]] = defaultdict(list)
-    for arm in arms:
-        found[arm.cell, arm.setting, arm.unit, tuple(sorted(arm.about.items()))].append(arm)
-    return found
 
 
 def apart(arms: Sequence[Arm]) -> tuple[list[Arm], list[str]]:

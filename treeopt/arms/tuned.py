@@ -32,10 +32,20 @@ def read_arms(paths: Sequence[Path], columns: Mapping[str, str] | None = None) -
 
     columns : name of a column to what it means
     """
-    read = [_read(path, columns or {}) for path in paths]
-    meanings = {name: meaning for arms in read for name, meaning in arms.meanings.items()}
-    notes = tuple(dict.fromkeys(note for arms in read for note in arms.notes))
-    return Arms(arms=tuple(arm for arms in read for arm in arms.arms), meanings=meanings, notes=notes)
+    return _joined([_read(path, columns or {}) for path in paths])
+
+
+def read_results(paths: Sequence[Path]) -> Arms | None:
+    """Arms whose throughput benchmarking tools measured, beside which they may count drafts; None where a file has none."""
+    read = [read_tool(load_file(path), path) if path.is_file() else None for path in paths]
+    arms = [results for results in read if results and any(arm.tokens_per_s for arm in results.arms)]
+    return _joined(arms) if len(arms) == len(paths) else None
+
+
+def _joined(parts: Sequence[Arms]) -> Arms:
+    meanings = {name: meaning for arms in parts for name, meaning in arms.meanings.items()}
+    notes = tuple(dict.fromkeys(note for arms in parts for note in arms.notes))
+    return Arms(arms=tuple(arm for arms in parts for arm in arms.arms), meanings=meanings, notes=notes)
 
 
 def _read(path: Path, columns: Mapping[str, str]) -> Arms:
@@ -47,29 +57,16 @@ def _read(path: Path, columns: Mapping[str, str]) -> Arms:
     content = load_file(path)
     if isinstance(content, dict) and str(content.get("schema")).startswith("treeopt.arms/"):
         return Arms.load(path)
-    arms = read_tool(content, path)
-    if arms is None:
-        arms = read_tables(path.read_text("utf-8-sig"), path, columns)
-    return arms
+    return read_tool(content, path) or read_tables(path.read_text("utf-8-sig"), path, columns)
 
 
-def has_results(files: Sequence[Path]) -> bool:
-    """Whether all files hold throughput that benchmarking tools measured, beside which they may count drafts."""
-    read = [read_tool(load_file(file), file) for file in files if file.is_file()]
-    return bool(read) and all(arms is not None and any(arm.tokens_per_s for arm in arms.arms) for arms in read)
-
-
-def import_arms(
-    run: RunDirectory, files: Sequence[Path], columns: Mapping[str, str] | None = None, *, overwrite: bool = False
-) -> Arms:
-    """Make the arms in some files those of the run. Raises InvalidInput where it has some, unless they are to be overwritten."""
+def keep_arms(run: RunDirectory, arms: Arms, *, overwrite: bool = False) -> None:
+    """Make the arms those of the run. Raises InvalidInput where it has some, unless they are to be overwritten."""
     if run.arms.exists() and not overwrite:
         raise InvalidInput(
             f"{run.arms} exists, and an import replaces it only with `overwrite`: pass that, or another `run`."
         )
-    arms = read_arms(files, columns)
     arms.save(run.arms)
-    return arms
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,8 +102,8 @@ def tune_arms(
     engine     : the engine to start; by default the one that the files name
     drafter    : what makes the drafts, where the files do not say it: eagle3, draft-model, ngram, mtp
     """
-    if engine is not None and engine not in ENGINES:
-        raise InvalidInput(f"`engine` must be one of {', '.join(ENGINES)}, but got {engine!r}.{meant(engine, ENGINES)}")
+    if engine is not None:
+        method_of(engine)  # raises Unsupported where there is none of this name
     decided = decide_arms(arms, lengths=lengths, noise=noise, tpot_limit=tpot_limit)
     setting = None if served is None else _setting(served, decided)
     commands, notes = launch_lines(decided, engine or engine_of(arms), drafter)
@@ -163,13 +160,9 @@ def _launches(
     engine: str, kind: str, loads: Sequence[int], lengths: Sequence[int]
 ) -> Iterator[tuple[list[int], str, tuple[str, ...]]]:
     """Concurrencies, the line that starts the engine for them, and notes; one line where the engine takes a schedule."""
-    off = f"# start {ENGINES[engine].title} without speculation"
-    if not any(lengths):
-        yield list(loads), off, ()
-        return
-    method = method_of(engine, kind)
-    about = About(num_heads=max(lengths), drafter=kind, batch_size=loads[-1])
-    if method.by_batch_size:
+    about = About(num_heads=max(1, *lengths), drafter=kind, batch_size=loads[-1])
+    method = method_of(engine, kind) if any(lengths) else None
+    if method and method.by_batch_size:
         ends = [*(load - 1 for load in loads[1:]), None]
         served = merged(tuple(zip([1, *loads[1:]], ends, map(Tree.chain, lengths), strict=True)))
         written = write_served(method, served, about)
@@ -177,38 +170,33 @@ def _launches(
         return
     for length in dict.fromkeys(lengths):
         at = [load for load, k in zip(loads, lengths, strict=True) if k == length]
-        if length:
+        if method and length:
             written = write_served(method, for_all(Tree.chain(length)), replace(about, batch_size=at[-1]))
             yield at, written.command, written.notes
         else:
-            yield at, off, ()
+            yield at, f"# start {ENGINES[engine].title} without speculation", ()
 
 
 def _one_drafter(choices: Sequence[Choice]) -> tuple[str, list[int]]:
     """The drafter that one server should have for all concurrencies, and its length at each; 0 without speculation."""
-    drafters = dict.fromkeys(choice.posterior.arms[i].drafter for choice in choices for i in choice.cell)
-
-    def best(choice: Choice, drafter: str) -> int | None:
-        """The place of the fastest arm that a server with the drafter has: the chosen one where it has that."""
-        if choice.arm.drafter in (drafter, OFF) and choice.arm.k is not None:
-            return choice.chosen
-        arms, mean = choice.posterior.arms, choice.posterior.mean
-        able = [
-            i
-            for i in choice.cell
-            if arms[i].tokens_per_s and arms[i].drafter in (drafter, OFF) and arms[i].k is not None
-        ]
-        return max(able, key=lambda i: mean[i], default=None)
-
-    found = {}
-    for drafter in drafters:
-        places = [best(choice, drafter) for choice in choices]
-        if None not in places:
-            pairs = [(choice, i) for choice, i in zip(choices, places, strict=True) if i is not None]
-            speed = sum(float(choice.posterior.mean[i]) for choice, i in pairs)
-            found[drafter] = speed, [choice.posterior.arms[i].k or 0 for choice, i in pairs]
-    if not found:
+    served = {}
+    for drafter in dict.fromkeys(choice.posterior.arms[i].drafter for choice in choices for i in choice.cell):
+        fastest = [_fastest(choice, drafter) for choice in choices]
+        if None not in fastest:
+            served[drafter] = [place for place in fastest if place is not None]
+    if not served:
         return OFF, [0] * len(choices)
-    drafter = max(found, key=lambda name: found[name][0])
-    lengths = found[drafter][1]
-    return (drafter, lengths) if any(lengths) else (OFF, lengths)
+
+    def speed(drafter: str) -> float:
+        return sum(float(choice.posterior.mean[i]) for choice, i in zip(choices, served[drafter], strict=True))
+
+    drafter = max(served, key=speed)
+    lengths = [choice.posterior.arms[i].k or 0 for choice, i in zip(choices, served[drafter], strict=True)]
+    return drafter if any(lengths) else OFF, lengths
+
+
+def _fastest(choice: Choice, drafter: str) -> int | None:
+    """The place of the fastest arm that a server with the drafter has: the chosen one where it has that."""
+    arms, places = choice.posterior.arms, {choice.chosen, *choice.run.values()}
+    able = [i for i in places if arms[i].drafter in (drafter, OFF) and arms[i].k is not None]
+    return choice.chosen if choice.chosen in able else max(able, key=lambda i: choice.posterior.mean[i], default=None)

@@ -15,6 +15,7 @@ from treeopt.errors import InvalidInput
 from treeopt.files.parameters import Count, parameters_of
 
 if TYPE_CHECKING:
+    from treeopt.arms.arm import Arms
     from treeopt.arms.tuned import TunedArms
     from treeopt.records.rundir import RunDirectory
     from treeopt.serving.watch import Tuned
@@ -140,17 +141,21 @@ def import_(
     columns : what a column of a table of settings means, as NAME=MEANING
     """
     from treeopt import pipeline
-    from treeopt.arms.tuned import columns_of, has_results, import_arms
+    from treeopt.arms.tuned import columns_of, keep_arms, read_arms, read_results
     from treeopt.engines.imports import kind_of_file
     from treeopt.files.storage import document, schema
     from treeopt.report.arms_table import arms_table
     from treeopt.report.tables import calibration_table
     from treeopt.report.terminal import note
 
-    kind, overwrite = options.get("kind"), bool(options.get("overwrite"))
+    kind = options.get("kind")
     counts = kind_of_file(files[0]) if kind is None else kind
-    if counts in (ARMS, None) or (kind is None and has_results(files)):
-        arms = import_arms(run, files, columns_of(columns), overwrite=overwrite)
+    if counts in (ARMS, None):
+        arms: Arms | None = read_arms(files, columns_of(columns))
+    else:
+        arms = read_results(files) if kind is None else None
+    if arms is not None:
+        keep_arms(run, arms, overwrite=bool(options.get("overwrite")))
         note(*(f"{name}: {meaning}." for name, meaning in arms.meanings.items()), *arms.notes)
         if counts in (ARMS, None) or len(arms.arms) > 1:
             show_result({"schema": schema("arms"), **document(arms)}, arms_table(arms), as_json)

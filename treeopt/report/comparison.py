@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from treeopt.arms.gate import Gate
+from treeopt.arms.gate import INCONCLUSIVE, Gate
 from treeopt.growth.drift import SURVIVAL
 from treeopt.planning.compared import Compared, Comparison, DraftersCompared, GroupsCompared, Winner
 from treeopt.planning.regret import Regret
@@ -124,6 +124,9 @@ def _gate_verdict(result: Gate) -> str:
     worst, tolerance = result.worst, f"{100 * result.tolerance:g} %"
     loss = "a loss of {:.1f} % [{:.1f}, {:.1f}]".format(*(100 * value for value in (worst.loss, *worst.loss.ends)))
     said = f"{result.verdict}: {worst.name} went from {worst.before:.2f} to {worst.after:.2f}, {loss}, with {tolerance} allowed."
+    if result.verdict == INCONCLUSIVE and worst.loss.ends[0] > result.tolerance:
+        least = f"{100 * worst.least_loss(len(result.changes)):.1f} %"
+        said += f" Of {len(result.changes)} settings one may lose so much by chance: in an interval that allows for it, at least {least} is lost."
     noisiest = result.noisiest
     said += f" {count(noisiest.runs, result.noun)} before and after hold {100 * noisiest.held:.1f} %"
     if noisiest.held > result.tolerance:
