@@ -1,7 +1,7 @@
 """How long the planner takes, without a model: `python benchmarks/planning.py`.
 
 With `--states N` a trace of N states is written as traffic makes it, and `treeopt search` plans with it in a process of
-its own: seconds and the most memory that it held, the trace among it. `--sample M` is passed on.
+its own: seconds and the most memory that it held, the trace among it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def dynamic(trace: RankTrace) -> None:
     print(f"replay of {len(rates)} dynamic settings, 10^6 states: {took:.1f} s, at most {more:.1f} GiB more (bar 20 s)")
 
 
-def at_scale(states: int, folder: Path, sample: int | None) -> None:
+def at_scale(states: int, folder: Path) -> None:
     """Plan with a trace of so many states on disk, for a budget of 64 rows and one batch size."""
     if not (folder / "trace.npz").exists():
         trace = traffic(states)
@@ -95,7 +95,6 @@ def at_scale(states: int, folder: Path, sample: int | None) -> None:
         "--batch-size",
         "1",
     ]
-    command += ["--sample", str(sample)] if sample else []
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
@@ -112,7 +111,6 @@ def at_scale(states: int, folder: Path, sample: int | None) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--states", type=lambda text: int(float(text)), help="1e6, for example")
-    parser.add_argument("--sample", type=int, help="conversations to plan with")
     parser.add_argument("--folder", type=Path, help="where the trace is kept, and found again; by default nowhere")
     options = parser.parse_args()
     print(f"planner on {machine()}")
@@ -120,7 +118,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as nowhere:
             folder = options.folder or Path(nowhere)
             folder.mkdir(parents=True, exist_ok=True)
-            at_scale(options.states, folder, options.sample)
+            at_scale(options.states, folder)
         return
     accept = np.sort(np.random.default_rng(0).dirichlet(np.ones(12), 5)[:, :10], axis=1)[:, ::-1]
     for nodes in (64, 512):

@@ -1,20 +1,14 @@
 """Samples of conversations, and large files."""
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
-from treeopt.cli import cli
 from treeopt.errors import InvalidInput
 from treeopt.files import npz
 from treeopt.growth.grow import grow
 from treeopt.growth.source import source_of
-from treeopt.records.calibration import Calibration
-from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.trace import RankTrace
 from treeopt.trees.shapes import Limits
@@ -84,51 +78,9 @@ def test_a_large_file_that_is_damaged_or_cut_is_refused_at_every_place(large):
             RankTrace.load(file)
 
 
-@pytest.fixture
-def run(tmp_path):
-    runs_trace(6, 200, 3, turns=True).save(tmp_path / "trace.npz")
-    profile(3).save(tmp_path / "profile.json")
-    return tmp_path
-
-
-def test_a_sample_is_planned_with_by_conversation_and_said(run, invoke_search):
-    result = invoke_search("--sample", "20")
-    said = " ".join(result.stdout.split())
-    plan, trace = Plan.load(run / "plan.json"), RankTrace.load(run / "trace.npz")
-    count = int(trace.clusters.max()) + 1
-    assert (plan.sample.conversations, plan.sample.of) == (20, count)
-    assert plan.entries[0].basis.conversations == 20
-    assert f"Planned with 20 of {count} conversations, drawn at random (seed 0)" in said
-    assert f"{np.sqrt(count / 20):.1f} times as wide" in said
-    again = (run / "plan.json").read_bytes()
-    invoke_search("--sample", "20")
-    assert (run / "plan.json").read_bytes() == again
-
-
-def test_a_sample_of_all_is_none(run, invoke_search):
-    assert "so all are planned with" in invoke_search("--sample", "100000").stderr
-    assert Plan.load(run / "plan.json").sample is None
-    assert "sample" not in json.loads((run / "plan.json").read_text())
-
-
 def test_the_error_of_a_sample_is_as_much_wider_as_is_said():
     """Of many conversations alike, so that the square root holds to a few percent (2000 draws: 1.6 % each)."""
     trace = runs_trace(7, 900, 3, turns=False)
     tree, few = grow(trace, Limits(6)).tree(6), trace.select(np.arange(0, 900, 9))
     errors = [source_of(one).rates(tree).estimate.stderr for one in (trace, few)]
     assert errors[1] / errors[0] == pytest.approx(3.0, rel=0.25)
-
-
-def test_a_calibration_has_nothing_to_sample(run, invoke_search):
-    Calibration.from_trace(RankTrace.load(run / "trace.npz")).save(run / "c.json")
-    result = invoke_search("--calibration", str(run / "c.json"), "--sample", "5")
-    assert result.exit_code == 1
-    assert "--sample draws conversations of a trace" in result.stderr
-
-
-@pytest.fixture
-def invoke_search(run) -> Callable[..., Result]:
-    def search(*options: str) -> Result:
-        return CliRunner().invoke(cli, ["search", "--run", str(run), "--budget", "16", *options])
-
-    return search

@@ -4,7 +4,6 @@ Results go to stdout, talk and progress to stderr. Exit 0 done, 1 could not, 2 m
 inside a command, so that --help is quick.
 """
 
-import codecs
 import errno
 import os
 import signal
@@ -28,9 +27,6 @@ from treeopt.files.shell import printable, shell_word
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 INTERRUPTED = "\ntreeopt: interrupted. Every file is whole. The same treeopt {} command goes on from what was finished."
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-
-PLAIN = "treeopt-plain"  # for terminals whose encoding is not UTF-8
-SIGNS = {"±": "+-", "×": "x", "–": "-", "·": "-", "…": "...", "∞": "inf"}
 
 
 class Commands(click.Group):
@@ -122,15 +118,6 @@ for _command in COMMANDS:
 
 
 def main() -> None:
-    codecs.register_error(PLAIN, _in_plain)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors=PLAIN)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr's, where the terminal's encoding lacks a sign
     cli()
-
-
-def _in_plain(error: UnicodeError) -> tuple[str, int]:
-    """Signs that a terminal's encoding lacks in letters that it has; others as Python writes them."""
-    assert isinstance(error, UnicodeEncodeError)
-    sign = error.object[error.start]
-    return SIGNS.get(sign, ascii(sign)[1:-1]), error.start + 1

@@ -134,7 +134,6 @@ def search(run: RunDirectory, as_json: bool, **options: Any) -> None:
         treeopt search --budget 64 --batch-size 4
         treeopt search --batch-size 1:0.5,4:0.3,8:0.2
         treeopt search --for vllm --batch-size 1,8,32
-        treeopt search --sample 5000
         treeopt search --calibration vicuna-7b-medusa1 --budget 39
     """
     from treeopt.report.plan_table import plan_table

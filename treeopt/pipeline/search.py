@@ -20,7 +20,7 @@ from treeopt.planning.regret import group_parts
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.drafters import BLOCKS
-from treeopt.records.inputs import Accuracies, broken, find_latencies, inputs_of, other_origins, read_planned, sampled
+from treeopt.records.inputs import Accuracies, broken, find_latencies, inputs_of, other_origins, read_planned
 from treeopt.records.origins import Provenance
 from treeopt.records.plan import Plan, PlannedEngine
 from treeopt.records.probe import Probe
@@ -76,24 +76,19 @@ def search(
     *,
     calibration: str | None = None,
     profile: str | None = None,
-    sample: int | None = None,
     for_groups: str = "shared",
     **options: Any,
 ) -> Plan:
     """Choose the best tree per batch size from the run's trace, or from a calibration by path or name.
 
-    sample     : conversations to plan with
     for_groups : "own" makes a plan for each group too
     options    : those of `request_of`
     """
     if calibration is None and run.requests.exists():
-        plan = search_copied(run, profile=profile, sample=sample, for_groups=for_groups, **options)
+        plan = search_copied(run, profile=profile, for_groups=for_groups, **options)
         return _kept(run, plan)
     used, record = read_planned(run, calibration)
     check_works(record, used)
-    record, drawn = sampled(record, sample)
-    if sample is not None and drawn is None:
-        note("There are no more conversations, so all are planned with.")
     timed, latencies = find_latencies(run, profile, own=calibration is None) or (None, None)
     if latencies is None and run.profile.exists():
         note(f"Planning without latencies; to use the run's, pass `profile={run.profile}`.")
@@ -105,7 +100,7 @@ def search(
         if for_groups == "own":
             _plan_groups(run, record, latencies, request, inputs_of(*(file for file in (used, timed) if file)))
     entries = tuple(replace(entry, warnings=[*entry.warnings, *warnings]) for entry in plan.entries)
-    plan = replace(plan, entries=entries, inputs=inputs_of(*(file for file in (used, timed) if file)), sample=drawn)
+    plan = replace(plan, entries=entries, inputs=inputs_of(*(file for file in (used, timed) if file)))
     return _kept(run, plan)
 
 

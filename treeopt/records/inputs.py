@@ -8,16 +8,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from treeopt.errors import InvalidInput
 from treeopt.files import npz, places, storage
 from treeopt.files.storage import sha256_of
 from treeopt.records.benchmark import Benchmark
-from treeopt.records.bootstrap import SEED
 from treeopt.records.calibration import ENGINE_LOG, LEAST_RIGHT, Calibration
 from treeopt.records.origins import Provenance, elsewhere
-from treeopt.records.plan import Plan, Sample
+from treeopt.records.plan import Plan
 from treeopt.records.pools import NO_PLACE
 from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
@@ -116,23 +113,6 @@ def broken(record: Accuracies) -> str | None:
         places = record.pool_places
         is_right = bool((record.ranks >= 0).any() or (places is not None and (places < NO_PLACE).any()))
     return None if is_right else BROKEN.format("none of its guesses was right")
-
-
-def sampled(record: Accuracies, conversations: int | None) -> tuple[Accuracies, Sample | None]:
-    """A random sample of a record's conversations, always the same, and what it is.
-
-    Returns the whole record and None where it has no more conversations than that.
-    """
-    if conversations is None:
-        return record, None
-    if isinstance(record, Calibration):
-        raise InvalidInput("`sample` draws conversations of a trace, but a calibration has none: leave `sample` out.")
-    count = record.num_conversations
-    if conversations >= count:
-        return record, None
-    drawn = np.random.default_rng(SEED).choice(count, conversations, replace=False)
-    sample = Sample(conversations=conversations, of=count, seed=SEED)
-    return record.select(np.flatnonzero(np.isin(record.clusters, drawn))), sample
 
 
 def find_latencies(

@@ -5,7 +5,6 @@ Each class below is an object of the file, its fields are the object's keys; Non
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from math import sqrt
 from pathlib import Path
 from typing import Annotated, Literal, Protocol, TypeVar
 
@@ -44,20 +43,6 @@ class Decoder(Protocol):
 class PlannedEngine:
     name: str
     method: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """How many conversations of all were drawn at random to plan with, and by which seed."""
-
-    conversations: Positive
-    of: Positive
-    seed: int
-
-    @property
-    def error_inflation(self) -> float:
-        """How many times as wide error bars over conversations are as with all of them."""
-        return sqrt(self.of / self.conversations)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +212,6 @@ class Plan(JsonRecord):
     inputs     : file -> sha256 of what the plan was made from
     provenance : command, time, versions and machine of the search
     schedule   : ranges of batch sizes, from 1 on without a gap, the last one open
-    sample     : the conversations that were drawn to plan with; None for all
     """
 
     file_kind = "plan"
@@ -241,7 +225,6 @@ class Plan(JsonRecord):
     inputs: dict[str, str] = field(default_factory=dict)
     provenance: Provenance | None = None
     schedule: list[BatchRange] = field(default_factory=list)
-    sample: Sample | None = None
 
     def __post_init__(self) -> None:
         if not self.schedule:

@@ -21,7 +21,7 @@ from treeopt.trees.tree import Choice, Tree
 
 def plan_table(plan: Plan) -> RenderableType:
     """One row per batch size: the chosen draft and what to expect of it; the other kinds; then how sure the choice is."""
-    parts = (mixture, schedule, drawn)
+    parts = (mixture, schedule)
     said = [*map(certainty, plan.entries), *(part(plan) for part in parts if not plan.copies)]
     trees = trees_table(plan, "\n".join(filter(None, said)))
     return together(trees, kinds_table(plan), headline=doubts(plan))
@@ -100,19 +100,6 @@ def _ties(entry: PlanEntry, runner: Figure) -> str:
     error = nan if over.log_stderr is None else over * over.log_stderr
     said = f"sizes {ranges(entry.tied_sizes)} are tied" if others else "no other size is tied"
     return f"{said}; the next best, {count(runner.size, 'row')}, is {percent(Estimate(over, error), 'behind', 'ahead', digits=1)}"
-
-
-def drawn(plan: Plan) -> str:
-    """How many conversations were planned with where not all were, and what that costs in error bars; else empty."""
-    if (sample := plan.sample) is None:
-        return ""
-    drawn_of = f"Planned with {sample.conversations:,} of {sample.of:,} conversations, drawn at random"
-    said = f"{drawn_of} (seed {sample.seed}). "
-    said += f"What conversations are uncertain of is {sample.error_inflation:.1f} times as wide as with all of them"
-    errors = [entry.chosen.tokens_per_step.stderr for entry in plan.entries]
-    if (error := max((e for e in errors if e is not None), default=None)) is not None:
-        said += f": ±{error:.2g} tokens per step, where all would give about ±{error / sample.error_inflation:.2g}"
-    return said + "."
 
 
 def mixture(plan: Plan) -> str:
