@@ -2,8 +2,7 @@
 
 The parameters are those of the function of `treeopt` that a command calls, and the command's own, which only the terminal
 has. What differs in the terminal stands here: the words of some options, the headings that --help puts them under, and what
-is printed: results as a table or as JSON on stdout, notes on stderr. The shell completes an option with all that has a name;
-one of files takes them beside the names: the shell looks for files where no name fits.
+is printed: results as a table or as JSON on stdout, notes on stderr.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 import treeopt
@@ -58,14 +58,6 @@ METAVARS = {
     "runtime": "NAME", "analytical": "DEVICE", "launch": "COMMAND", "present": "OPTIONS", "runs": "RUN...", "files": "FILE...", "sources": "A [B...]", "inputs": "[FILE... | URL]",
     "topic": "[TOPIC]", "name": "[NAME]",
 }  # fmt: skip
-# The topics whose names complete a parameter; what is no name of theirs is a file, if it may be.
-TOPICS = {
-    "calibration": "calibrations", "profile": "profiles", "tree": "trees", "trees": "trees", "drafter": "drafters",
-    "acceptance": "acceptance", "layout": "layouts", "names": "figures", "name": "engines",
-}  # fmt: skip
-FILES = ("calibration", "profile", "tree", "trees", "drafter", "model", "prompts", "sources", "inputs", "from_csv", "from_logs")  # fmt: skip
-FOLDERS = ("run", "runs", "tokenizer")
-RUNTIMES = ("profile", "bench")  # commands whose --engine is a runtime on this machine
 SHARED = {
     "run": Parameter("run", str, treeopt.RUN, "run directory"),
     "as_json": Parameter("as_json", bool, False, "print the result as one JSON document"),
@@ -126,6 +118,9 @@ class Value(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.
         if fault := one.fault(found):
             self.fail(f"{fault}.", param, ctx)
         return found / 100 if one.range is not None and one.range.percent else found
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")] if self.parameter.kind is str else []
 
     def _read(self, text: str, param: Any, ctx: Any) -> Any:
         try:
@@ -202,9 +197,9 @@ def command(
 
 
 def _argument(one: Parameter) -> click.Argument:
-    kind = click.Path(path_type=Path) if one.kind is Path else None
-    about = {"required": one.default is REQUIRED, "metavar": METAVARS.get(one.name), "type": kind}
-    return click.Argument([one.name], nargs=-1 if one.many else 1, **about, **completion(one.name))  # type: ignore[arg-type]
+    kind, is_needed = click.Path(path_type=one.kind), one.default is REQUIRED
+    nargs = -1 if one.many else 1
+    return click.Argument([one.name], nargs=nargs, type=kind, required=is_needed, metavar=METAVARS.get(one.name))
 
 
 def _option(one: Parameter, word: str, flags: Mapping[str, str]) -> click.Option:
@@ -231,7 +226,7 @@ def _option(one: Parameter, word: str, flags: Mapping[str, str]) -> click.Option
         about["required"] = True
         for key in ("default", "show_default"):  # click takes a default of None as given
             about.pop(key, None)
-    return click.Option([one.name, *word.split("/")], **about, **completion(one.name))
+    return click.Option([one.name, *word.split("/")], **about)
 
 
 def said(text: str, flags: Mapping[str, str]) -> str:
@@ -239,47 +234,14 @@ def said(text: str, flags: Mapping[str, str]) -> str:
     return re.sub(r"``?(\w+)``?", lambda match: flags.get(match[1], match[1]), text).rstrip(".")
 
 
-def names() -> dict[str, list[str]]:
-    from treeopt.engines.registry import ENGINES
-    from treeopt.files.places import shipped
-    from treeopt.records.drafters import DRAFTERS, LAYOUTS
-    from treeopt.records.rules import RULES
-    from treeopt.report.figures import FIGURES
-    from treeopt.trees.published import PUBLISHED_TREES
-
-    found: dict[str, Collection[str]] = {
-        "calibrations": shipped("calibration"),
-        "profiles": shipped("profiles"),
-        "trees": PUBLISHED_TREES,
-        "drafters": DRAFTERS,
-        "engines": ENGINES,
-        "acceptance": RULES,
-        "layouts": LAYOUTS,
-        "figures": FIGURES,
+def typed_options() -> dict[str, str]:
+    """Name to option of the parameters that the command line says."""
+    context = click.get_current_context()
+    return {
+        str(parameter.name): parameter.opts[0]
+        for parameter in context.command.params
+        if context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
     }
-    return {topic: list(of) for topic, of in found.items()}
-
-
-def completion(parameter: str) -> dict[str, Any]:
-    """The option of click that has the shell complete a parameter; none where the type of its values does so."""
-    known = parameter in (*TOPICS, *FILES, *FOLDERS, "engine", "kind", "topic")
-    return {"shell_complete": _complete} if known else {}
-
-
-def _complete(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """What a word that was begun may become: files first, since bash forgets what came before them."""
-    from treeopt.engines.imports import KINDS
-    from treeopt.records.drafters import WRITTEN
-    from treeopt.records.rundir import ENGINES
-
-    if isinstance(parameter.type, click.Choice):
-        return parameter.type.shell_complete(context, parameter, begun)
-    name, known = str(parameter.name), names()
-    engines = ENGINES if context.info_name in RUNTIMES else known["engines"]
-    of_topic = known.get(TOPICS.get(name, ""), [])
-    fitting: Collection[str] = {"engine": engines, "kind": KINDS, "topic": known, "layout": WRITTEN}.get(name, of_topic)
-    kind = [CompletionItem(begun, type="dir" if name in FOLDERS else "file")] if name in (*FILES, *FOLDERS) else []
-    return [*kind, *(CompletionItem(one) for one in fitting if one.startswith(begun))]
 
 
 def show_result(document: Any, table: Any, as_json: bool) -> None:

@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import click
-from click.core import ParameterSource
-
-from treeopt.cli.declared import command, show_files, show_result
+from treeopt.cli.declared import command, show_files, show_result, typed_options
 from treeopt.errors import InvalidInput
 from treeopt.files.parameters import Count, parameters_of
 
@@ -63,9 +60,9 @@ def tune(
 
     is_server = any("://" in source for source in inputs)
     of_server, of_files = {*parameters_of(Watching), "model"}, {*parameters_of(tune_arms), "columns", "markdown"}
-    source_of = click.get_current_context().get_parameter_source
+    typed = typed_options()
     for name in sorted(of_files - of_server if is_server else of_server - of_files):
-        if source_of(name) is ParameterSource.COMMANDLINE:
+        if name in typed:
             raise InvalidInput(f"`{name}` goes with {'files' if is_server else 'the URL of a server'}: leave it out.")
         options.pop(name, None)
     if is_server:

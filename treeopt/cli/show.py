@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from treeopt.cli.declared import command, names, show_files, show_result
+from treeopt.cli.declared import command, show_files, show_result
 from treeopt.errors import InvalidInput
 from treeopt.files.parameters import Count
 
@@ -130,11 +130,23 @@ def list_(as_json: bool, topic: str | None = None, name: str | None = None) -> N
         treeopt list engines vllm
     """
     from treeopt.engines.registry import ENGINES
+    from treeopt.files.places import shipped
     from treeopt.records.drafters import DRAFTERS, LAYOUTS
-    from treeopt.records.rules import MEANINGS
+    from treeopt.records.rules import MEANINGS, RULES
     from treeopt.report.engine_table import engine_table, method_table, records
+    from treeopt.report.figures import FIGURES
+    from treeopt.trees.published import PUBLISHED_TREES
 
-    found = names()
+    found: dict[str, list[str]] = {
+        "calibrations": [*shipped("calibration")],
+        "profiles": [*shipped("profiles")],
+        "trees": [*PUBLISHED_TREES],
+        "drafters": [*DRAFTERS],
+        "engines": [*ENGINES],
+        "acceptance": [*RULES],
+        "layouts": [*LAYOUTS],
+        "figures": [*FIGURES],
+    }
     if name is not None and (topic != "engines" or name not in ENGINES):
         known = f"must be one of {', '.join(ENGINES)}" if topic == "engines" else "goes with engines alone"
         raise click.BadParameter(f"{known}, but got {name!r}.", param_hint="NAME")

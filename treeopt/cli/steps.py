@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 import treeopt
-from treeopt.cli.declared import command, show_comparison, show_result
+from treeopt.cli.declared import command, show_comparison, show_result, typed_options
 from treeopt.files.parameters import Count, parameters_of
 from treeopt.files.shell import printable
 from treeopt.runtime.training.recipe import Recipe
@@ -267,48 +266,28 @@ def profile(
     analytical : compute latencies from a device's roofline and the config.json of ``model`` instead of timing
     """
     asked = {**locals(), **options}
+    from treeopt import pipeline
     from treeopt.report.latency_table import profile_table
 
-    if source := _heeded_source():
-        result = _profile_from(source, run, asked)
+    typed = typed_options()
+    if source := next((name for name in ELSEWHERE if name in typed), None):
+        step, heeded = ELSEWHERE[source]
+        if unheeded := [option for name, option in typed.items() if name not in {source, "run", "as_json", *heeded}]:
+            raise click.UsageError(f"{unheeded[0]} does not go with {typed[source]}.")
+        if source == "analytical" and "model" not in typed:
+            raise click.UsageError("--analytical needs the model's shape: --model config.json.")
+        heard = {name: asked[name] for name in heeded if asked.get(name) is not None}
+        result = getattr(pipeline, step)(run, asked[source], **heard)
+    elif runtime is not None:
+        raise click.UsageError("--runtime is for --from-csv.")
+    elif num_heads is not None and random_weights is None:
+        raise click.UsageError("--heads is for --random-weights; other heads come with --drafter.")
     elif random_weights is not None:
         session, timed = _random_session(random_weights, num_heads, options)
         result = treeopt.profile(session, run=run, **timed)
     else:
         result = treeopt.profile(run=run, **options)
     show_result(result.document(), profile_table(result), as_json)
-
-
-def _profile_from(source: str, run: RunDirectory, known: Mapping[str, Any]) -> Any:
-    """The profile by a source of latencies, with the options that it heeds."""
-    from treeopt import pipeline
-
-    step, heeded = ELSEWHERE[source]
-    heard = {name: value for name, value in known.items() if name in heeded and value is not None}
-    return getattr(pipeline, step)(run, known[source], **heard)
-
-
-def _heeded_source() -> str | None:
-    """The source of latencies; click.UsageError for options that it would not heed."""
-    context = click.get_current_context()
-    typed = {
-        str(parameter.name): parameter.opts[0]
-        for parameter in context.command.params
-        if context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
-    }
-    source = next((name for name in ELSEWHERE if name in typed), None)
-    if source is None:
-        if "runtime" in typed:
-            raise click.UsageError("--runtime is for --from-csv.")
-        if "num_heads" in typed and "random_weights" not in typed:
-            raise click.UsageError("--heads is for --random-weights; other heads come with --drafter.")
-        return None
-    heeded = {source, "run", "as_json", *ELSEWHERE[source][1]}
-    if unheeded := [option for name, option in typed.items() if name not in heeded]:
-        raise click.UsageError(f"{unheeded[0]} does not go with {typed[source]}.")
-    if source == "analytical" and "model" not in typed:
-        raise click.UsageError("--analytical needs the model's shape: --model config.json.")
-    return source
 
 
 def _random_session(config: str, num_heads: int | None, options: dict[str, Any]) -> tuple[Session, dict[str, Any]]:

@@ -6,7 +6,7 @@ A side of a comparison is a run directory, a file of one, a result in memory, or
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeGuard, cast
+from typing import Any, Literal, cast
 
 from treeopt.arms.gate import arms_gate, counts_gate
 from treeopt.arms.tuned import read_arms
@@ -31,11 +31,11 @@ from treeopt.records.inputs import (
     Accuracies,
     Result,
     broken,
-    changed,
     load_result,
     read_grown_on,
     read_planned,
     read_timed,
+    stale_plan,
 )
 from treeopt.records.origins import Provenance
 from treeopt.records.plan import Plan
@@ -92,18 +92,19 @@ def compare(
     group_by: str | None = None,
 ) -> Comparison:
     """Two sources; the groups of one; or run directories of several drafters. See `treeopt.compare`."""
-    runs = [RunDirectory.of(given) for given in (first, *others) if _is_run(given)]
+    kinds = [kind_of(given) for given in (first, *others)]
     if isinstance(profile, str | Path):
         profile = LatencyProfile.load(places.find_shipped("profiles", str(profile)))
     share, gate_share = (
         (usual if tolerance is None else tolerance) / 100 for usual in (PLAN_TOLERANCE, GATE_TOLERANCE)
     )
-    if others and all(map(_has_arms, (first, *others))):
+    if others and {*kinds} == {"arms"}:
         before, *after = (
             given.path if isinstance(given, RunDirectory) else Path(str(given)) for given in (first, *others)
         )
         return arms_gate((before.name, after[-1].name), read_arms([before]), read_arms(after), gate_share)
-    if others and len(runs) == 1 + len(others):
+    if others and {*kinds} == {"run"}:
+        runs = [RunDirectory.of(cast(str | Path | RunDirectory, given)) for given in (first, *others)]
         known = [_side_of_run(run).meta.get("drafter") or {} for run in runs]
         if not all(same_drafter(known[0], other) for other in known[1:]):
             if profile is not None:
@@ -140,31 +141,35 @@ def compare_sides(a: Side, b: Side, batch_size: int | None, budget: int, toleran
         request = replace(taken_by_engine(plan), lengths=served_blocks(b.record))
         losses = plan_losses(plan, b.record, latencies, request)
         moved = shifts(a.record, b.record) if a.record is not None else []
-    tells_chains = source_of(b.record).num_ranks == 1 and plan.entries[0].tree.max_rank > 0
-    said = {
-        f"The trace that {a.name} was made from is not at hand, so depths are not compared.": a.record is None,
-        "The plan was made from the same answers, so what it loses there is in-sample, and too little.": (
-            b.sha256 and b.sha256 in plan.inputs.values()
-        ),
-        f"{a.name} has no plan: what a search would choose there now stands for it.": a.plan is None,
-        "There are no latencies, so tokens per step are compared, with as many rows as the plan's tree has.": not latencies,
-        "The plan has one tree for a mix. It is compared with the best tree for each batch size alone.": plan.mix,
-        f"{b.name} tells of chains alone, so the plan's best chain is judged, not its tree.": tells_chains,
-    }
+    notes = [*a.notes, *b.notes]
+    if a.record is None:
+        notes.append(f"The trace that {a.name} was made from is not at hand, so depths are not compared.")
+    if b.sha256 and b.sha256 in plan.inputs.values():
+        notes.append("The plan was made from the same answers, so what it loses there is in-sample, and too little.")
+    if a.plan is None:
+        notes.append(f"{a.name} has no plan: what a search would choose there now stands for it.")
+    if latencies is None:
+        notes.append(
+            "There are no latencies, so tokens per step are compared, with as many rows as the plan's tree has."
+        )
+    if plan.mix:
+        notes.append("The plan has one tree for a mix. It is compared with the best tree for each batch size alone.")
+    if source_of(b.record).num_ranks == 1 and plan.entries[0].tree.max_rank > 0:
+        notes.append(f"{b.name} tells of chains alone, so the plan's best chain is judged, not its tree.")
     if why := broken(b.record):
-        said[f"{b.name}: {why}"] = True
-    bare = [side.name for side in (a, b) if side.source and side.source.answers is None]
-    said |= {
-        f"{name} has no conversations: its counts are taken as independent, so its noise is larger.": True
-        for name in bare
-    }
+        notes.append(f"{b.name}: {why}")
+    for side in (a, b):
+        if side.source and side.source.answers is None:
+            notes.append(
+                f"{side.name} has no conversations: its counts are taken as independent, so its noise is larger."
+            )
     return Compared(
         names=(a.name, b.name),
         measure=measure_for(*(side.record for side in (a, b) if side.record is not None)),
         shifts=tuple(moved),
         losses=tuple(losses),
         tolerance=tolerance,
-        notes=tuple(dict.fromkeys([*a.notes, *b.notes, *(text for text, is_so in said.items() if is_so)])),
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 
@@ -221,39 +226,51 @@ def check_alike(a: Side, b: Side) -> None:
     raise InvalidInput(f"Traffic is compared {what}, but {a.name} is of {said[0]}, {b.name} of {said[1]}.")
 
 
-def _has_arms(given: Given) -> bool:
-    """Whether a source is of settings that were run, and of nothing else."""
-    if _is_run(given):
+def kind_of(given: Given) -> Literal["run", "arms", "result", "file", "counts"]:
+    """What a source is.
+
+    run    : a run directory
+    arms   : settings that were run: a run directory that has nothing else, or a file
+    result : a result in memory
+    file   : a file that treeopt wrote, or a shipped name
+    counts : what an engine counted
+    """
+    if isinstance(given, RunDirectory) or (isinstance(given, str | Path) and Path(given).is_dir()):
         run = RunDirectory.of(given)
-        return run.arms.exists() and not run.plan.exists() and not run.accuracies()
+        return "arms" if run.arms.exists() and not run.plan.exists() and not run.accuracies() else "run"
     if not isinstance(given, str | Path):
-        return False
-    schema = _schema(given)
-    return schema.startswith("treeopt.arms/") or (not schema and kind_of_file(Path(given)) is None)
+        return "result"
+    file = Path(given)
+    if not file.exists():
+        return "file" if str(given) in places.shipped("calibration") else "counts"
+    schema = "treeopt." if file.suffix == ".npz" else _schema(file)
+    if schema.startswith("treeopt."):
+        return "arms" if schema.startswith("treeopt.arms/") else "file"
+    return "counts" if kind_of_file(file) else "arms"
 
 
 def side_of(given: Sequence[Given], *, drafter: str | None = None) -> Side:
     """A run directory, a file of ours, a shipped name, a result, or files of an engine's counters by one ``drafter``."""
-    one = given[0]
-    if isinstance(one, str | Path) and not _is_run(one) and not _schema(one):
+    one, kind = given[0], kind_of(given[0])
+    if kind in ("counts", "arms"):
         paths = [Path(str(path)) for path in given]
-        kind, measured = read_measurement(paths, drafter=drafter)
-        return Side(f"{paths[-1].name} ({kind})", measured.source, notes=measured.notes)
+        what, measured = read_measurement(paths, drafter=drafter)
+        return Side(f"{paths[-1].name} ({what})", measured.source, notes=measured.notes)
     if len(given) > 1:
         raise InvalidInput(f"B may be several files of an engine's counters, or one source, but got {len(given)}.")
-    if _is_run(one):
-        return _side_of_run(RunDirectory.of(one))
-    folder = RunDirectory(Path(one).parent) if isinstance(one, str | Path) else None
-    name = Path(str(one)).name if folder else "the given result"
-    result = load_result(str(one)) if folder else cast(Result, one)
+    if kind == "run":
+        return _side_of_run(RunDirectory.of(cast(str | Path | RunDirectory, one)))
+    file = Path(str(one)) if kind == "file" else None
+    name, result = (file.name, load_result(file)) if file else ("the given result", cast(Result, one))
     if isinstance(result, LatencyProfile | Benchmark | RequestLog):
         raise InvalidInput(f"Traces, calibrations, plans, runs and counters are compared, but {name} is none of them.")
-    sha256 = storage.sha256_of(Path(str(one))) if folder and Path(str(one)).is_file() else ""
+    sha256 = storage.sha256_of(file) if file and file.is_file() else ""
     if not isinstance(result, Plan):
         return Side(name, result, sha256=sha256)
-    if folder is None:
+    if file is None:
         return Side(name, None, result)
-    return Side(name, read_grown_on(folder, result.inputs), result, read_timed(folder, result.inputs), sha256)
+    run = RunDirectory(file.parent)
+    return Side(name, read_grown_on(run, result.inputs), result, read_timed(run, result.inputs), sha256)
 
 
 def _side_of_run(run: RunDirectory) -> Side:
@@ -262,23 +279,14 @@ def _side_of_run(run: RunDirectory) -> Side:
     if plan is not None and run.accuracies() in ([], [run.requests]):
         return Side(str(run.path), None, plan, profile)
     path, record = read_planned(run)
-    names = changed(run, plan.inputs) if plan else []
-    stale = tuple(f"{run.plan} was made from another {name} than is there now." for name in names)
-    return Side(str(run.path), record, plan, profile, storage.sha256_of(path), stale)
+    notes = tuple(stale_plan(run, plan)) if plan else ()
+    return Side(str(run.path), record, plan, profile, storage.sha256_of(path), notes)
 
 
-def _is_run(given: Given) -> TypeGuard[str | Path | RunDirectory]:
-    return isinstance(given, RunDirectory) or (isinstance(given, str | Path) and Path(given).is_dir())
-
-
-def _schema(path: str | Path) -> str:
-    """The schema of a file that treeopt writes, or of a shipped calibration; empty for other files."""
-    file = Path(path)
-    if not file.exists() or file.suffix == ".npz":
-        return "treeopt." if file.exists() or str(path) in places.shipped("calibration") else ""
+def _schema(file: Path) -> str:
+    """The schema of a JSON document; empty where there is none."""
     try:
         document = storage.load_json(file) if file.suffix == ".json" else None
     except InvalidInput:  # lines of JSON, or a log
         return ""
-    schema = str(document.get("schema")) if isinstance(document, dict) else ""
-    return schema if schema.startswith("treeopt.") else ""
+    return str(document.get("schema")) if isinstance(document, dict) else ""

@@ -12,7 +12,7 @@ import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,10 +36,10 @@ from treeopt.records.benchmark import FEWEST_LAUNCHES, Benchmark
 from treeopt.records.contender import Answer, Block, Contender, Predicted
 from treeopt.records.inputs import inputs_of, stale_plan
 from treeopt.records.origins import Provenance, Runtime
-from treeopt.records.plan import PlanEntry, Ranges, for_all
-from treeopt.records.requestlog import RequestLog
+from treeopt.records.plan import Plan, PlanEntry, Ranges, for_all
 from treeopt.records.rules import rule_of
 from treeopt.records.rundir import LAUNCHED, RunDirectory
+from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note, progress
 from treeopt.runtime.prompts.asked import first_turn
 from treeopt.runtime.prompts.chat import BLANK_LINE
@@ -58,7 +58,7 @@ IN_A_ROW = 4  # requests of a conversation: a server keeps what one leaves behin
 HEEDED = ("drafter", "prompts", "column", "group_by", "split", "chat_template", "in_order", "seed")
 DRAFTER = re.compile(r"\b(?:DRAFTER|HEADS)(?:\.gguf)?\b")
 
-Setting = Mapping[int, tuple[tuple[str, ...], Draft | None]]
+Setting = dict[int, tuple[tuple[str, ...], Draft | None]]
 
 
 def bench_plan(run: RunDirectory, asked: Mapping[str, Any], options: Mapping[str, Any]) -> Benchmark:
@@ -69,35 +69,31 @@ def bench_plan(run: RunDirectory, asked: Mapping[str, Any], options: Mapping[str
     asked : parameters of `treeopt.bench` · options : of the drafter and the prompts
     """
     check_heeded({**options, "model": asked["model"], "trees": asked["trees"], "time_limit_s": asked["time_limit_s"]})
-    contest, present = Contest.opened(run, asked, options), asked["present"]
-    most, folder = asked["max_new_tokens"] or contest.max_new_tokens, run.partial(f"bench-{LAUNCHED}")
-    load = contest.load(asked["num_prompts"], most)
-    chosen = {e.batch_size: (contest.planned(e.batch_size), e.draft) for e in contest.entries}
-    settings: dict[str, Setting] = {
-        "plain": {size: contest.alone(size, Tree.chain(0)) for size in chosen},
-        "chosen": chosen,
-    }
-    if present is not None:
-        settings["present"] = dict.fromkeys(chosen, (split_template("present", present, ()), None))
-    for who in dict.fromkeys(name for one in load.values() for name in one.tried if name != "chosen"):
-        settings[who] = {n: contest.alone(n, one.tried[who].draft) for n, one in load.items() if who in one.tried}
-    visits = contest.visits(folder, settings, load, asked["rounds"] or FEWEST_LAUNCHES)
+    launcher, plan = Launcher.parse(asked["launch"], asked["within_s"]), run.read_plan()
+    batch_size, engine = asked["batch_size"], _engine_of(plan, asked["engine"])
+    export = prepare(plan, engine, ExportOptions(batch_size=batch_size))
+    note(*stale_plan(run, plan), *export.notes)
+    entries = [entry for entry in export.plan.entries if batch_size in (None, entry.batch_size)]
+    most, loads = _loads(run, plan, entries, asked, {key: v for key, v in options.items() if key != "drafter"})
+    settings = _settings(export, entries, loads, options.get("drafter"), asked["present"])
+    folder = run.partial(f"bench-{LAUNCHED}")
+    visits = _visits(run, launcher, folder, settings, loads, asked["rounds"] or FEWEST_LAUNCHES)
     results = []
-    for entry in contest.entries:
-        at = [visit for visit in visits if visit.batch_size == entry.batch_size]
-        runtime: Runtime = {"name": contest.engine, "command": asked["launch"]}
+    for entry in entries:
+        size, runtime = entry.batch_size, Runtime(name=engine, command=asked["launch"])
+        at = [visit for visit in visits if visit.batch_size == size]
         found = Benchmark(
             contenders=tuple(
-                _contender(name, one, at, load[entry.batch_size], entry)
-                for name, one in settings.items()
-                if entry.batch_size in one
+                _contender(name, setting[size][1], at, loads[size], entry)
+                for name, setting in settings.items()
+                if size in setting
             ),
             prompts="held out",
-            inputs=inputs_of(run.plan, *run.accuracies()[-1:] if contest.log else ()),
+            inputs=inputs_of(run.plan, *([run.requests] if run.requests.exists() else [])),
             max_new_tokens=most,
             provenance=replace(Provenance.here(), acceptance={"rule": "greedy"}, engine=runtime),
         )
-        run.replace_bench(found, run.read_plan(), entry.batch_size, LAUNCHED)
+        run.replace_bench(found, plan, size, LAUNCHED)
         note(*_about_texts(found))
         results.append(found)
     discard(folder)
@@ -110,6 +106,17 @@ def check_heeded(options: Mapping[str, Any], names: Collection[str] = HEEDED) ->
         raise InvalidInput(
             f"`{strange[0]}` does not go with `launch`, whose command says what is served: leave it out."
         )
+
+
+def _engine_of(plan: Plan, asked: str | None) -> str:
+    """The engine that is asked for, or that the plan is for; Unsupported or InvalidInput where its servers cannot be asked."""
+    if rule_of(plan.acceptance) != "greedy":
+        raise Unsupported("`launch` asks servers for greedy answers, but the plan is for another rule of acceptance.")
+    planned = plan.constraint.engine if plan.constraint else None
+    name = asked or (planned.name if planned else "")
+    if name not in SERVERS:
+        raise InvalidInput(f"`engine` must say whose server `launch` starts, {' or '.join(SERVERS)}, but got {name!r}.")
+    return name
 
 
 @dataclass(frozen=True)
@@ -125,130 +132,108 @@ class Load:
     tried: Mapping[str, Candidate] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Contest:
-    """A plan as an engine is told of it, and launches of its servers; ``given`` are options of the drafter and the prompts."""
+def _loads(
+    run: RunDirectory, plan: Plan, entries: Sequence[PlanEntry], asked: Mapping[str, Any], source: Mapping[str, Any]
+) -> tuple[int, dict[int, Load]]:
+    """The longest answer, and what is asked at every batch size: held-out prompts, or requests of the run's log."""
+    loads, most = dict[int, Load](), asked["max_new_tokens"]
+    sizes = {entry.batch_size: asked["num_prompts"] or usual_prompts(entry.batch_size) for entry in entries}
+    if not run.requests.exists():
+        source, trace = resolve(run, source), run.read_trace() if run.trace.exists() else None
+        most = most or (trace.meta.get("max_new_tokens", 128) if trace else 128)
+        left = held_out(source, trace)
+        for size, wanted in sizes.items():
+            chosen = evenly(left, wanted)
+            names = [(f"row {one.row}", one.group) for one in chosen]
+            loads[size] = Load(asked_of(chosen, source), [most] * len(chosen), names)
+        return most, loads
+    whole = run.read_requests()
+    most = most or int(max(some.max() for some in (whole.answer_tokens, whole.limit) if some is not None))
+    for entry in entries:
+        log = some_requests(whole, sizes[entry.batch_size], most, MANY, in_a_row=IN_A_ROW)
+        names = [(f"conversation {n}", group) for n, group in zip(log.clusters, groups_of(log), strict=True)]
+        prompts, limits = zip(*((one.prompt, one.limit or most) for one in log.requests()), strict=True)
+        loads[entry.batch_size] = Load(list(prompts), list(limits), names, tried_drafts(plan, entry, log, "serial"))
+    return most, loads
 
-    run: RunDirectory
-    launcher: Launcher
-    engine: str
-    export: Export
-    entries: Sequence[PlanEntry]
-    given: Mapping[str, Any]
 
-    @classmethod
-    def opened(cls, run: RunDirectory, asked: Mapping[str, Any], given: Mapping[str, Any]) -> Contest:
-        """Raises InvalidInput or Unsupported, before anything is launched, for what cannot be served."""
-        launcher, plan = Launcher.parse(asked["launch"], asked["within_s"]), run.read_plan()
-        batch_size = asked["batch_size"]
-        if rule_of(plan.acceptance) != "greedy":
-            raise Unsupported(
-                "`launch` asks servers for greedy answers, but the plan is for another rule of acceptance."
-            )
-        planned = plan.constraint.engine if plan.constraint else None
-        if (name := asked["engine"] or (planned.name if planned else "")) not in SERVERS:
-            raise InvalidInput(
-                f"`engine` must say whose server `launch` starts, {' or '.join(SERVERS)}, but got {name!r}."
-            )
-        export = prepare(plan, name, ExportOptions(batch_size=batch_size))
-        note(*stale_plan(run, plan), *export.notes)
-        entries = [entry for entry in export.plan.entries if batch_size in (None, entry.batch_size)]
-        return cls(run, launcher, name, export, entries, given)
+def held_out(source: Mapping[str, Any], trace: RankTrace | None) -> list[Conversation]:
+    """Conversations that the trace was not measured on, by their places in the order that calibrate takes them in.
 
-    def planned(self, batch_size: int) -> tuple[str, ...]:
-        """The options of the plan: the same at every batch size where the engine takes a schedule."""
-        return self._words(*self.export.parts[batch_size if batch_size in self.export.parts else None])
-
-    def alone(self, batch_size: int, draft: Draft) -> tuple[tuple[str, ...], Draft]:
-        """The options for a chain, or copied text, whatever the batch size, where so many sequences are decoded."""
-        _, about = next(iter(self.export.parts.values()))
-        return self._words(for_all(draft), replace(about, batch_size=batch_size)), draft
-
-    def _words(self, served: Ranges[Draft], about: About) -> tuple[str, ...]:
-        """What a launch command has behind its model, with the drafter that was given."""
-        words = shlex.split(write_served(self.export.method, served, about).command)
-        words = words[1 + max(i for i, word in enumerate(words) if word.startswith("MODEL")) :]
-        drafter = self.given.get("drafter")
-        if drafter is None and (named := next(filter(None, map(DRAFTER.search, words)), None)):
-            raise InvalidInput(f"`drafter` must say what the server is to load as {named[0]}: a path or a name.")
-        said = {True: json.dumps(str(drafter))[1:-1], False: str(drafter)}  # within JSON or not
-        return tuple(said[word.startswith("{")].join(DRAFTER.split(word)) for word in words)
-
-    @cached_property
-    def max_new_tokens(self) -> int:
-        if self.log is not None:
-            return int(max(some.max() for some in (self.log.answer_tokens, self.log.limit) if some is not None))
-        return int(self.run.read_trace().meta.get("max_new_tokens", 128)) if self.run.trace.exists() else 128
-
-    @cached_property
-    def log(self) -> RequestLog | None:
-        return self.run.read_requests() if self.run.requests.exists() else None
-
-    @cached_property
-    def source(self) -> dict[str, Any]:
-        return resolve(self.run, {name: value for name, value in self.given.items() if name != "drafter"})
-
-    @cached_property
-    def held_out(self) -> list[Conversation]:
-        """Conversations that the run was not calibrated with, by their places in the order that calibrate takes them in.
-
-        Which of them were too long is not known without the model: as many more are left out as were skipped.
-        """
-        found, name = conversations_of(self.source), self.source["prompts"]
-        trace = self.run.read_trace() if self.run.trace.exists() else None
-        if trace is None or (trace.meta.get("source") or {}).get("prompts") != name:
-            return found
-        groups = trace.conversation_groups()
-        unseen, left = Counter(groups or [""] * len({*trace.clusters.tolist()})), []
-        for one in found:
-            group = one.group if groups else ""
-            unseen[group] -= 1
-            left += [one] if unseen[group] < -len(trace.meta.get("skipped") or ()) else []
-        if not left:
-            raise InvalidInput(f"`prompts` must leave some for bench, but all of {name} may have been calibrated on.")
-        return left
-
-    def load(self, num_prompts: int | None, most: int) -> dict[int, Load]:
-        """What is asked at every batch size: held-out prompts, or requests of the log, with at most so many tokens of an answer."""
-        found = {}
-        for entry in self.entries:
-            wanted = num_prompts or usual_prompts(entry.batch_size)
-            if self.log is None:
-                of = evenly(self.held_out, wanted)
-                found[entry.batch_size] = Load(
-                    asked_of(of, self.source), [most] * len(of), [(f"row {p.row}", p.group) for p in of]
-                )
-                continue
-            log = some_requests(self.log, wanted, most, MANY, in_a_row=IN_A_ROW)
-            names = [(f"conversation {n}", group) for n, group in zip(log.clusters, groups_of(log), strict=True)]
-            prompts, limits = zip(*((one.prompt, one.limit or most) for one in log.requests()), strict=True)
-            tried = tried_drafts(self.run.read_plan(), entry, log, "serial")
-            found[entry.batch_size] = Load(list(prompts), list(limits), names, tried)
+    Which of them were too long is not known without the model: as many more are left out as were skipped.
+    """
+    found, name = conversations_of(source), source["prompts"]
+    if trace is None or (trace.meta.get("source") or {}).get("prompts") != name:
         return found
+    groups = trace.conversation_groups()
+    unseen, left = Counter(groups or [""] * len({*trace.clusters.tolist()})), []
+    for one in found:
+        group = one.group if groups else ""
+        unseen[group] -= 1
+        left += [one] if unseen[group] < -len(trace.meta.get("skipped") or ()) else []
+    if not left:
+        raise InvalidInput(f"`prompts` must leave some for bench, but all of {name} may have been calibrated on.")
+    return left
 
-    def visits(
-        self, folder: Path, settings: Mapping[str, Setting], loads: Mapping[int, Load], launches: int
-    ) -> list[Visit]:
-        """Every setting launched so many times, in turn and back again, through a journal."""
-        asked = {size: (load.prompts, load.limits) for size, load in loads.items()}
-        turn: dict[tuple[str, tuple[str, ...]], list[int]] = {}  # a launch serves all batch sizes of the same options
-        for name, setting in settings.items():
-            for size, (options, _) in setting.items():
-                turn.setdefault((name, options), []).append(size)
-        order = [(number, *one) for number in range(launches) for one in (list(turn), list(turn)[::-1])[number % 2]]
-        key = {"launch": self.launcher.words, "environment": self.launcher.environment, "order": order}
-        journal = Journal(folder, {**key, "asked": asked})
-        done = journal.finished()
-        with progress(f"Launching {len(turn)} servers {launches} times", len(order)) as advance:
-            advance(done)
-            for number, name, options in order[done:]:
-                log = self.run.path / "launches" / f"{name.replace(' ', '-')}-{number + 1}.log"
-                load = {size: asked[size] for size in turn[name, options]}
-                look = partial(visited, launch=number, name=name, load=load)
-                visits = self.launcher.visit(options, log, look)
-                journal.append({"visits": [visit.model_dump() for visit in visits]})
-                advance(1)
-        return [checked(Visit, visit) for document in journal.documents() for visit in document["visits"]]
+
+def _settings(
+    export: Export, entries: Sequence[PlanEntry], loads: Mapping[int, Load], drafter: object, present: str | None
+) -> dict[str, Setting]:
+    """The contenders: plain, as planned, as now, and what else replay says something of."""
+    settings: dict[str, Setting] = {"plain": {}, "chosen": {}, **({} if present is None else {"present": {}})}
+    _, usual_about = next(iter(export.parts.values()))
+    for entry in entries:
+        size = entry.batch_size
+        own = {"plain": Tree.chain(0), **{name: tried.draft for name, tried in loads[size].tried.items()}}
+        own.pop("chosen", None)
+        for name, draft in own.items():  # whatever the batch size, where so many sequences are decoded
+            words = _words(export, for_all(draft), replace(usual_about, batch_size=size), drafter)
+            settings.setdefault(name, {})[size] = words, draft
+        # The same at every batch size where the engine takes a schedule.
+        part = export.parts[size if size in export.parts else None]
+        settings["chosen"][size] = _words(export, *part, drafter), entry.draft
+        if present is not None:
+            settings["present"][size] = split_template("present", present, ()), None
+    return settings
+
+
+def _words(export: Export, served: Ranges[Draft], about: About, drafter: object) -> tuple[str, ...]:
+    """What a launch command has behind its model, with the drafter that was given."""
+    words = shlex.split(write_served(export.method, served, about).command)
+    words = words[1 + max(i for i, word in enumerate(words) if word.startswith("MODEL")) :]
+    if drafter is None and (named := next(filter(None, map(DRAFTER.search, words)), None)):
+        raise InvalidInput(f"`drafter` must say what the server is to load as {named[0]}: a path or a name.")
+    said = {True: json.dumps(str(drafter))[1:-1], False: str(drafter)}  # within JSON or not
+    return tuple(said[word.startswith("{")].join(DRAFTER.split(word)) for word in words)
+
+
+def _visits(
+    run: RunDirectory,
+    launcher: Launcher,
+    folder: Path,
+    settings: Mapping[str, Setting],
+    loads: Mapping[int, Load],
+    launches: int,
+) -> list[Visit]:
+    """Every setting launched so many times, in turn and back again, through a journal."""
+    asked = {size: (load.prompts, load.limits) for size, load in loads.items()}
+    turn: dict[tuple[str, tuple[str, ...]], list[int]] = {}  # a launch serves all batch sizes of the same options
+    for name, setting in settings.items():
+        for size, (options, _) in setting.items():
+            turn.setdefault((name, options), []).append(size)
+    order = [(number, *one) for number in range(launches) for one in (list(turn), list(turn)[::-1])[number % 2]]
+    key = {"launch": launcher.words, "environment": launcher.environment, "order": order}
+    journal = Journal(folder, {**key, "asked": asked})
+    done = journal.finished()
+    with progress(f"Launching {len(turn)} servers {launches} times", len(order)) as advance:
+        advance(done)
+        for number, name, options in order[done:]:
+            log = run.path / "launches" / f"{name.replace(' ', '-')}-{number + 1}.log"
+            load = {size: asked[size] for size in turn[name, options]}
+            visits = launcher.visit(options, log, partial(visited, launch=number, name=name, load=load))
+            journal.append({"visits": [visit.model_dump() for visit in visits]})
+            advance(1)
+    return [checked(Visit, visit) for document in journal.documents() for visit in document["visits"]]
 
 
 def conversations_of(source: Mapping[str, Any]) -> list[Conversation]:
@@ -272,7 +257,7 @@ def asked_of(conversations: Iterable[Conversation], source: Mapping[str, Any]) -
     return [BLANK_LINE.join(message["content"] for message in first) for first in firsts]
 
 
-def _contender(name: str, setting: Setting, at: Sequence[Visit], load: Load, entry: PlanEntry) -> Contender:
+def _contender(name: str, draft: Draft | None, at: Sequence[Visit], load: Load, entry: PlanEntry) -> Contender:
     """What the launches of a setting come to at the batch size of an entry; texts are compared with plain's first launch.
 
     Steps are of the first launch, spread over its answers.
@@ -281,7 +266,7 @@ def _contender(name: str, setting: Setting, at: Sequence[Visit], load: Load, ent
     visits = [visit for visit in at if visit.name == name]
     predicted = {key: entrant.predicted for key, entrant in known.items()}
     predicted |= {key: tried.rates.estimate for key, tried in load.tried.items()}
-    first, draft = visits[0], setting[entry.batch_size][1]
+    first = visits[0]
     ends = np.cumsum([answer.step_tokens for answer in first.answers]) * first.steps / max(first.emitted, 1)
     sequences = [
         Answer(

@@ -9,13 +9,12 @@ texts     the first blocks of 16 tokens are those of an earlier request and its 
 from __future__ import annotations
 
 import json
-from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,15 +35,12 @@ from treeopt.runtime.prompts.files import Skipped, read_rows
 from treeopt.runtime.prompts.logged import LoggedRequest, Message, read_logged
 from treeopt.runtime.prompts.sets import MOST_GROUPS, MOST_REASONS, MOST_SKIPPED, check_columns
 from treeopt.runtime.prompts.tokenizer import FILES, Tokenizer
-from treeopt.trees.tree import IntArray
 
 HEEDED = ("column", "group_by", "responses", "chat_template")
 FREE = ("run", "from_logs", "tokenizer", "overwrite", "options")
 BLOCK = 16  # tokens
 CONTEXT = "context"  # what requests are grouped by that is no column
 MOST_TOKENS = 5 * 10**8  # of what is read again of a file of arrays
-KINDS = {"tokens": "i", "starts": "q", "prompt_tokens": "i", "group": "h", "limit": "i", "begin_s": "d", "end_s": "d",
-         "begun": "q", "begun_ends": "q", "keys": "q"}  # fmt: skip
 
 # What is said where something was counted: its noun and the sentence.
 NOTES = {
@@ -111,7 +107,7 @@ def read_requests(
     group_by          : column whose values name the groups; context, where there is none so called: the length of a request in
                         the middle of its answer, by powers of two
     """
-    rows, encode, found = read_rows(str(file), option="from_logs"), Encoder(tokenizer), Gathered()
+    rows, encode, found, tokens = read_rows(str(file), option="from_logs"), Encoder(tokenizer), list[Row](), 0
     groups, columns, skipped, counted = dict[str, int](), dict[str, None](), list[Skipped](), Counter[str]()
     with progress("Reading", None):
         for line, row in rows.found:
@@ -131,8 +127,13 @@ def read_requests(
             if len(groups) > MOST_GROUPS:
                 raise InvalidInput(f"`group_by` may have {MOST_GROUPS} different values, but {group_by} has more.")
             for (one, prompt, answer), name in zip(made, names, strict=True):
-                found.add(one, prompt, answer, groups.setdefault(name, len(groups)))
-            if len(found.arrays["tokens"]) > MOST_TOKENS:
+                limit = one.limit and max(one.limit, len(answer))  # tokenised again, an answer may be longer
+                begun, keys = hashes(one, prompt, answer)
+                tokens += len(prompt) + len(answer)
+                ids = np.array([*prompt, *answer], np.int32)
+                group = groups.setdefault(name, len(groups))
+                found.append(Row(ids, len(prompt), group, limit, *one.times, begun, keys))
+            if tokens > MOST_TOKENS:
                 raise InvalidInput(f"`from_logs` may have {MOST_TOKENS:,} tokens, but has more: keep a part of it.")
     check_columns(rows.name, columns, {"`group_by`": None if group_by == CONTEXT else group_by})
     if not groups:
@@ -142,7 +143,7 @@ def read_requests(
             f"`from_logs` must hold at least one answered request, but none of the {count(counted['skipped'], 'row')} in "
             f"{rows.name} is one ({reasons}{more})."
         )
-    log = found.log(list(groups))
+    log = log_of(found, list(groups))
     about = {"skipped": [vars(one) for one in skipped], "counted": dict(counted), "retokenised": dict(encode.counted)}
     log.meta.update(about)
     log.meta["notes"] = notes(log)
@@ -158,53 +159,44 @@ def notes(log: RequestLog) -> list[str]:
     return [said.format(count(n[name], noun), **told) for name, (noun, said) in NOTES.items() if n[name]]
 
 
-class Gathered:
-    """The requests so far, in the order of the file: arrays as in `RequestLog`, and what tells conversations.
+class Row(NamedTuple):
+    """A request, its tokens with the prompt's first, as in `RequestLog`.
 
-    begun : hashes of how each request begins, up to begun_ends[r]; keys: two each, of how those after it may begin
+    begun, keys : hashes of how it begins, and two of how later requests of its conversation may begin
     """
 
-    def __init__(self) -> None:
-        self.arrays: dict[str, array[Any]] = {name: array(kind) for name, kind in KINDS.items()}
-        for name in ("starts", "begun_ends"):
-            self.arrays[name].append(0)
+    tokens: NDArray[np.int32]
+    prompt_tokens: int
+    group: int
+    limit: int
+    begin_s: float
+    end_s: float
+    begun: list[int]
+    keys: tuple[int, int]
 
-    def add(self, one: LoggedRequest, prompt: Tokens, answer: Tokens, group: int) -> None:
-        arrays, (begun, keys) = self.arrays, hashes(one, prompt, answer)
-        for name, values in (("tokens", prompt), ("tokens", answer), ("begun", begun), ("keys", keys)):
-            arrays[name].extend(values)
-        own = {"starts": len(arrays["tokens"]), "begun_ends": len(arrays["begun"]), "prompt_tokens": len(prompt)}
-        limit = one.limit and max(one.limit, len(answer))  # tokenised again, an answer may be longer
-        own |= {"group": group, "limit": limit}
-        for name, value in {**own, "begin_s": one.times[0], "end_s": one.times[1]}.items():
-            arrays[name].append(value)
 
-    def log(self, group_names: Sequence[str]) -> RequestLog:
-        """The record, its requests in the order in which they were asked."""
-        arrays = {name: np.frombuffer(values, values.typecode) for name, values in self.arrays.items() if values}
-        timed = next((name for name in ("begin_s", "end_s") if np.isfinite(arrays[name]).all()), None)
-        order = np.argsort(arrays[timed], kind="stable") if timed else np.arange(len(arrays["group"]))
-        starts, tokens = arrays["starts"], arrays["tokens"]
-        late = int((np.maximum.accumulate(order) > order).sum())
-        if late:
-            tokens = np.concatenate([tokens[starts[r] : starts[r + 1]] for r in order.tolist()])
-        own = {name: arrays[name][order] for name in ("prompt_tokens", "group", "limit")}
-        meta = {"group_names": list(group_names), "order": timed or "file", "late": late}
-        lengths = np.concatenate([[0], np.cumsum(np.diff(starts)[order])])
-        return RequestLog(tokens, lengths, **own, cluster=self.clusters(order), meta=meta)
+def log_of(rows: Sequence[Row], group_names: Sequence[str]) -> RequestLog:
+    """The record of some requests, in the order in which they were asked."""
+    times = {name: np.array([getattr(row, name) for row in rows]) for name in ("begin_s", "end_s")}
+    timed = next((name for name, seconds in times.items() if np.isfinite(seconds).all()), None)
+    order = np.argsort(times[timed], kind="stable") if timed else np.arange(len(rows))
+    late = int((np.maximum.accumulate(order) > order).sum())
+    meta = {"group_names": list(group_names), "order": timed or "file", "late": late}
+    asked = [rows[r] for r in order.tolist()]
+    starts = np.cumsum([0, *(len(row.tokens) for row in asked)])
+    tokens = np.concatenate([row.tokens for row in asked])
+    columns = {name: np.array([getattr(row, name) for row in asked]) for name in ("prompt_tokens", "group", "limit")}
+    return RequestLog(tokens, starts, **columns, cluster=conversations_of(asked), meta=meta)
 
-    def clusters(self, order: IntArray) -> NDArray[np.int32]:
-        begun, ends = self.arrays["begun"], self.arrays["begun_ends"]
-        keys = np.array(self.arrays["keys"]).reshape(-1, 2)
-        keys[~np.isin(keys, np.array(begun))] = 0  # nothing begins so
-        known: dict[int, int] = {}
-        found, new = np.empty(len(order), np.int32), 0
-        for place, r in enumerate(order.tolist()):
-            before = reversed(begun[ends[r] : ends[r + 1]])
-            found[place] = cluster = next((known[one] for one in before if one in known), new)
-            new += cluster == new
-            known.update((key, cluster) for key in keys[r].tolist() if key)
-        return found
+
+def conversations_of(rows: Sequence[Row]) -> NDArray[np.int32]:
+    """The number of each request's conversation."""
+    known, found, new = dict[int, int](), list[int](), 0
+    for row in rows:
+        found.append(next((known[one] for one in reversed(row.begun) if one in known), new))
+        new += found[-1] == new
+        known.update((key, found[-1]) for key in row.keys if key)
+    return np.array(found, np.int32)
 
 
 def hashes(one: LoggedRequest, prompt: Tokens, answer: Tokens) -> tuple[list[int], tuple[int, int]]:
