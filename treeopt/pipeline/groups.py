@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TypeVar
 
 from treeopt.files.places import distinct, folder_name
-from treeopt.records.inputs import group_inputs, inputs_of
+from treeopt.records.inputs import inputs_of
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
@@ -23,11 +22,10 @@ def plan_groups(
     parts: Mapping[str, Part],
     latencies: LatencyProfile | None,
     plan_part: Callable[[RunDirectory, Part], tuple[Path, Plan]],
-    inputs: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Write a run directory for each group.
 
-    plan_part : keeps a part in its directory, and gives the file and the plan · inputs : of the plan for all
+    plan_part : keeps a part in its directory, and gives the file and the plan
     """
     for (name, part), folder in zip(parts.items(), distinct([folder_name(name) for name in parts]), strict=True):
         own = RunDirectory(run.path / "groups" / folder)
@@ -36,6 +34,5 @@ def plan_groups(
             if latencies is not None:
                 latencies.save(own.profile)
             file, plan = plan_part(own, part)
-            files = inputs_of(file, *([own.profile] if latencies else []))
-            replace(plan, inputs={**group_inputs(inputs), **files}).save(own.plan)
+            replace(plan, inputs=inputs_of(file, *([own.profile] if latencies else []))).save(own.plan)
         note(f"The plan of the group {name} is in {own.path}.")

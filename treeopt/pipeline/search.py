@@ -98,7 +98,7 @@ def search(
     with progress("Searching", None):
         plan = plan_trees(record, latencies, request)
         if for_groups == "own":
-            _plan_groups(run, record, latencies, request, inputs_of(*(file for file in (used, timed) if file)))
+            _plan_groups(run, record, latencies, request)
     entries = tuple(replace(entry, warnings=[*entry.warnings, *warnings]) for entry in plan.entries)
     plan = replace(plan, entries=entries, inputs=inputs_of(*(file for file in (used, timed) if file)))
     return _kept(run, plan)
@@ -125,13 +125,7 @@ def _kept(run: RunDirectory, plan: Plan) -> Plan:
     return plan
 
 
-def _plan_groups(
-    run: RunDirectory,
-    record: Accuracies,
-    latencies: LatencyProfile | None,
-    request: PlanRequest,
-    inputs: Mapping[str, str],
-) -> None:
+def _plan_groups(run: RunDirectory, record: Accuracies, latencies: LatencyProfile | None, request: PlanRequest) -> None:
     """Write a run directory with trace, latencies and plan for each group; InvalidInput where groups are not known."""
     if request.mix:
         raise InvalidInput("`for_groups=own` needs batch sizes without shares: leave the shares out.")
@@ -145,7 +139,7 @@ def _plan_groups(
         own.replace_accuracies(Calibration.from_trace(part), part)
         return own.trace, plan_trees(part, latencies, request)
 
-    plan_groups(run, group_parts(cast(RankTrace, record)), latencies, plan_part, inputs)
+    plan_groups(run, group_parts(cast(RankTrace, record)), latencies, plan_part)
 
 
 def note_warnings(plan: Plan) -> None:

@@ -130,11 +130,6 @@ def inputs_of(*files: Path) -> dict[str, str]:
     return {file.name: sha256_of(file) for file in files}
 
 
-def group_inputs(inputs: Mapping[str, str]) -> dict[str, str]:
-    """The inputs of a run's plan, as the plan of a group in groups/NAME records them."""
-    return {f"../../{name}": sha256 for name, sha256 in inputs.items()}
-
-
 def changed(run: RunDirectory, inputs: Mapping[str, str], *, or_gone: bool = False) -> list[str]:
     """Names of the run's files that changed since a result was made from them: the result is stale.
 
