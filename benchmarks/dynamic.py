@@ -100,7 +100,7 @@ def main() -> None:
                 max_new_tokens=TOKENS,
                 folder=run.path / f"decoded-{entry.batch_size}.partial",
             )
-            result = decode(decoding, held_out(run, decoding, trace, HELD_OUT))
+            result = decode(decoding, held_out(run, decoding.session, trace, HELD_OUT))
             print("\n".join(lines(drafter, entry, result)), flush=True)
 
 

@@ -240,7 +240,7 @@ def main() -> None:
         folder=own.path / "decoded.partial",
         engine=engine,
     )
-    result = decode(decoding, held_out(own, decoding, trace, asked.held_out))
+    result = decode(decoding, held_out(own, decoding.session, trace, asked.held_out))
     version = "" if engine is None else f" {engine.version}"
     print(
         f"\n{asked.model}, {asked.drafter}, {asked.dtype}, {case.name}{version}, batch size {asked.batch_size}, one thread, {machine()}.\n"

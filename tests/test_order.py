@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import treeopt
+from treeopt.pipeline.bench import held_out
 from treeopt.pipeline.calibrate import first_conversations
-from treeopt.pipeline.decoding import held_out_conversations
-from treeopt.pipeline.session import open_session, resolve
+from treeopt.pipeline.session import resolve
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.runtime.prompts.order import Draw, Order, order_of, spread
@@ -48,7 +47,7 @@ def test_calibration_and_bench_take_of_every_category_its_share(tmp_path, groupe
     prompts = load(tmp_path, SORTED, group_by="kind" if grouped else None, order=Order(0))
     session, run = FakeSession(prompts), RunDirectory(tmp_path / "run")
     calibrated = first_conversations(session, 96)
-    rest = held_out_conversations(run, session, trace_of(calibrated), 24)
+    rest = held_out(run, session, trace_of(calibrated), 24)
     for found in (calibrated, rest):
         share = len(found) / 13
         counts = Counter(SORTED[c.row - 1]["kind"] for c in found)
@@ -126,7 +125,7 @@ def test_prompts_of_bench_stand_for_all_that_are_left_of_a_file_in_order(tmp_pat
     """Of 13 categories, one behind the other in the file; the first 26 of those left would be of two of them."""
     prompts = load(tmp_path, SORTED, group_by="kind" if grouped else None)
     trace = trace_of(prompts.conversations[::20])
-    found = held_out_conversations(RunDirectory(tmp_path), FakeSession(prompts), trace, 26)
+    found = held_out(RunDirectory(tmp_path), FakeSession(prompts), trace, 26)
     assert set(Counter(SORTED[c.row - 1]["kind"] for c in found).values()) == {2}
 
 
@@ -168,21 +167,3 @@ def test_a_million_rows_are_not_held(tmp_path, kind):
     n, kilobytes = map(int, said.split())
     assert n == 1000
     assert kilobytes < 50_000
-
-
-def test_as_many_are_drawn_as_are_calibrated_on_and_bench_finds_the_rest(tmp_path, monkeypatch):
-    """A file is drawn from; who asks for more than is held by default gets them, and a third as many beside them."""
-    for module in ("treeopt.pipeline.session", "treeopt.runtime.prompts.order"):
-        monkeypatch.setattr(f"{module}.MOST_DRAWN", 8)
-    prompts, run = tmp_path / "prompts.jsonl", RunDirectory(tmp_path / "run")
-    prompts.write_text("".join(f'{{"prompt": "question {i}"}}\n' for i in range(40)))
-    trace = treeopt.calibrate(num_prompts=15, max_new_tokens=8, run=run.path, drafter="ngram", prompts=prompts)
-    assert (trace.num_sequences, trace.meta["source"]["drawn"]) == (15, 20)
-    later = open_session(resolve(run, {}))
-    left = held_out_conversations(run, later, trace, 100)
-    assert len({one.sha256 for one in later.prompts.conversations}) == 20
-    assert {one.sha256 for one in left}.isdisjoint(trace.meta["prompt_sha256"])
-    assert len(left) == 5
-    assert "drawn" not in resolve(run, {"model": "other"}, num_prompts=6)
-    damaged = {**resolve(run, {}), "drawn": -1}
-    assert len(open_session(damaged).prompts.conversations) == 8

@@ -136,12 +136,19 @@ def calibrate(
     run, on = RunDirectory.of(run), {"workers": workers, "gpus_per_worker": gpus_per_worker, "address": address}
     if from_logs is not None or tokenizer is not None:
         return pipeline.calibrate_from_logs(run, asked, parameters_of(calibrate))
-    asking: dict[str, Any] = {"overwrite": overwrite, "num_prompts": num_prompts}
     with run.writing(), pipeline.cluster_of(engine, **on) as cluster:
-        session = pipeline.session_of(run, model, options, cluster=cluster, **asking)
+        session = pipeline.session_of(run, model, options, cluster=cluster, overwrite=overwrite)
         session = replace(session, shard=Shard.of(shard) if shard else WHOLE)
         counts = replace(USUAL, top_k=ranks, topks=tuple(sorted(set(topks))))
-        pipeline.calibrate(run, session, counts=counts, **asking, max_new_tokens=max_new_tokens, batch_size=batch_size)
+        pipeline.calibrate(
+            run,
+            session,
+            counts=counts,
+            num_prompts=num_prompts,
+            max_new_tokens=max_new_tokens,
+            batch_size=batch_size,
+            overwrite=overwrite,
+        )
         return run.read_probe() if run.probe.exists() else run.read_trace()
 
 

@@ -67,7 +67,7 @@ def _run_one(run: RunDirectory, as_json: bool, source: Mapping[str, Any], wanted
     from treeopt.report.terminal import note, out
     from treeopt.report.verdict import ending
 
-    source = pipeline.resolve(run, source, overwrite=wanted.overwrite, num_prompts=wanted.num_prompts)
+    source = pipeline.resolve(run, source, overwrite=wanted.overwrite)
     plan, results, engines, groups = pipeline.run_line(run, pipeline.open_session(source), wanted)
     if as_json:
         found = {"plan": plan.document(), "bench": [r.document() for r in results]}

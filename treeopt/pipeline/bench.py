@@ -11,7 +11,7 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.writing import discard
 from treeopt.growth.probed import COVERAGE
 from treeopt.growth.source import source_of
-from treeopt.pipeline.decoding import Decoding, decode, held_out_conversations, usual_prompts
+from treeopt.pipeline.decoding import Decoding, decode, evenly, usual_prompts
 from treeopt.pipeline.entrants import engine_entrants, own_entrants
 from treeopt.pipeline.logged import copied_entrants, some_requests, tried_drafts
 from treeopt.records.benchmark import FEWEST_LAUNCHES
@@ -19,7 +19,7 @@ from treeopt.records.inputs import inputs_of, not_a_check, stale_plan, timed_els
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rules import check_drafter, check_rule, marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
-from treeopt.records.trace import RankTrace
+from treeopt.records.trace import Answers
 from treeopt.report.terminal import note
 
 if TYPE_CHECKING:
@@ -71,8 +71,9 @@ def bench(
     else:
         entrants = engine_entrants(run, plan, entry, source, opened, trees)
     decoding = Decoding(session, found, entrants, entry.batch_size, rounds, most, folder, opened)
+    conversations = held_out(run, session, trace, num_prompts or usual_prompts(entry.batch_size))
     result = replace(
-        decode(decoding, held_out(run, decoding, trace, num_prompts)),
+        decode(decoding, conversations),
         prompts="held out",
         inputs=inputs_of(run.plan, run.probe if of_probe else run.trace),
     )
@@ -156,12 +157,18 @@ def _entry(run: RunDirectory, plan: Plan, engine: Stepper | None, batch_size: in
     return plan.entry(wanted)
 
 
-def held_out(
-    run: RunDirectory, decoding: Decoding, trace: RankTrace, num_prompts: int | None
-) -> tuple[Conversation, ...]:
-    """So many held-out conversations, by default enough for the batch size; a note where there are fewer."""
-    wanted = num_prompts or usual_prompts(decoding.batch_size)
-    conversations = held_out_conversations(run, decoding.session, trace, wanted)
-    if len(conversations) < wanted:
-        note(f"Only {len(conversations)} held-out prompts are left, fewer than the {wanted} asked for.")
-    return conversations
+def held_out(run: RunDirectory, session: Session, trace: Answers, wanted: int) -> tuple[Conversation, ...]:
+    """So many of the session's conversations that the trace was not measured on, drawn evenly from all of them.
+
+    Where there are fewer, all of them, and a note.
+    """
+    hashes = trace.meta.get("prompt_sha256")
+    if hashes is None:
+        raise InvalidInput(f"Held-out prompts need to know those of the trace, but {run.trace} has no prompt_sha256.")
+    if not (left := session.prompts.without(hashes).conversations):
+        raise InvalidInput(
+            f"`prompts` must leave some for bench, but all of {session.prompts.name} were calibrated on."
+        )
+    if len(left) < wanted:
+        note(f"Only {len(left)} held-out prompts are left, fewer than the {wanted} asked for.")
+    return evenly(left, wanted)

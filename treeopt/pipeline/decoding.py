@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
 from treeopt.growth.replay import accepted_lengths, length_counts, record_for, replay_lengths, tells
 from treeopt.latency.rounds import processor_share
@@ -24,7 +23,6 @@ from treeopt.records.origins import Provenance, Runtime
 from treeopt.records.pools import Counts
 from treeopt.records.requestlog import Request, RequestLog
 from treeopt.records.rules import SAME_TEXT
-from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import OF_GUESSES, Answers, RankTrace
 from treeopt.report.terminal import note, progress
 from treeopt.trees.draft import Draft
@@ -326,20 +324,6 @@ def _quality(
 def usual_prompts(batch_size: int) -> int:
     """Held-out prompts that are decoded where nobody says how many."""
     return max(64, 10 * batch_size)
-
-
-def held_out_conversations(
-    run: RunDirectory, session: Session, trace: Answers, wanted: int
-) -> tuple[Conversation, ...]:
-    """So many of the session's conversations that the trace was not measured on, drawn evenly from all of them."""
-    hashes = trace.meta.get("prompt_sha256")
-    if hashes is None:
-        raise InvalidInput(f"Held-out prompts need to know those of the trace, but {run.trace} has no prompt_sha256.")
-    if not (left := session.prompts.without(hashes).conversations):
-        raise InvalidInput(
-            f"`prompts` must leave some for bench, but all of {session.prompts.name} were calibrated on."
-        )
-    return evenly(left, wanted)
 
 
 def evenly(conversations: Sequence[Conversation], wanted: int) -> tuple[Conversation, ...]:

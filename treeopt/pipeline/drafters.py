@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files.places import distinct
@@ -35,15 +34,14 @@ def compare_drafters(runs: Sequence[RunDirectory], *, batch_size: int | None = N
         entries = [entry for entry in plan.entries if batch_size in (None, entry.batch_size)]
         figures = [figure_of(name, entry, benches.get(entry.batch_size)) for entry in entries]
         found += [figure for figure in figures if figure]
-    known: dict[str, tuple[str, Any]] = {}  # by the first run that says it
-    for name, key, value in [
-        (name, *item) for name, origin in zip(names, origins, strict=True) for item in origin.items()
-    ]:
-        first, there = known.setdefault(key, (name, value)) if value is not None else (name, None)
-        if differs := differing({key: there}, {key: value}):
-            raise InvalidInput(
-                f"Drafters are compared alike, but {first} (there) and {name} (here) differ in {differs[0]}."
-            )
+    for key in (*SAME, "runtime"):
+        known = [(name, origin[key]) for name, origin in zip(names, origins, strict=True) if origin[key] is not None]
+        for name, value in known[1:]:
+            first, there = known[0]
+            if differs := differing({key: there}, {key: value}):
+                raise InvalidInput(
+                    f"Drafters are compared alike, but {first} (there) and {name} (here) differ in {differs[0]}."
+                )
     if not found:
         which = "" if batch_size is None else f" at batch size {batch_size}"
         raise OutOfRange(f"The runs must have plans with latencies{which}: treeopt profile, treeopt search.")

@@ -140,7 +140,7 @@ def run_drafters(
         note(f"Drafter {number + 1} of {len(runs)}: {drafter}, in {own.path}")
         asked = {**source, "drafter": drafter}
         with own.writing():
-            given = resolve(own, asked, overwrite=wanted.overwrite, num_prompts=wanted.num_prompts)
+            given = resolve(own, asked, overwrite=wanted.overwrite)
             run_line(own, open_session(given), wanted)
         done.append({"drafter": drafter})
     found = compare_drafters(runs)

@@ -88,7 +88,8 @@ def search(
         plan = search_copied(run, profile=profile, for_groups=for_groups, **options)
         return _kept(run, plan)
     used, record = read_planned(run, calibration)
-    check_works(record, used)
+    if why := broken(record):
+        raise InvalidInput(f"{why} Nothing is planned from {used}.")
     timed, latencies = find_latencies(run, profile, own=calibration is None) or (None, None)
     if latencies is None and run.profile.exists():
         note(f"Planning without latencies; to use the run's, pass `profile={run.profile}`.")
@@ -104,12 +105,6 @@ def search(
     return _kept(run, plan)
 
 
-def check_works(record: Accuracies, file: Path) -> None:
-    """Raise InvalidInput for a drafter of which no guess was right, or nearly none: no tree of its guesses is worth a step."""
-    if why := broken(record):
-        raise InvalidInput(f"{why} Nothing is planned from {file}.")
-
-
 def _kept(run: RunDirectory, plan: Plan) -> Plan:
     """The plan as the run keeps it from now on; the earlier one if it says the same, so that its benchmarks stay its own."""
     try:
@@ -121,7 +116,7 @@ def _kept(run: RunDirectory, plan: Plan) -> Plan:
     else:
         plan = replace(plan, provenance=Provenance.here())
     plan.save(run.plan)
-    note_warnings(plan)
+    note(*by_batch_size({entry.batch_size: entry.warnings for entry in plan.entries}))
     return plan
 
 
@@ -140,11 +135,6 @@ def _plan_groups(run: RunDirectory, record: Accuracies, latencies: LatencyProfil
         return own.trace, plan_trees(part, latencies, request)
 
     plan_groups(run, group_parts(cast(RankTrace, record)), latencies, plan_part)
-
-
-def note_warnings(plan: Plan) -> None:
-    """Print each of the plan's warnings once, with the batch sizes that it is for."""
-    note(*by_batch_size({entry.batch_size: entry.warnings for entry in plan.entries}))
 
 
 def request_of(

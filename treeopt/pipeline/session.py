@@ -16,7 +16,6 @@ from treeopt.files.storage import sha256_of
 from treeopt.records.drafters import DRAFTERS
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note, progress
-from treeopt.runtime.prompts.order import MOST_DRAWN
 from treeopt.runtime.settings import RULE_OPTIONS, ModelOptions
 from treeopt.runtime.waiting import import_torch
 
@@ -29,15 +28,12 @@ T = TypeVar("T")
 OF_MODEL = {"dtype", "device", "device_map", "revision", "trust_remote_code", "engine_python"}
 
 
-def resolve(
-    run: RunDirectory, source: Mapping[str, Any], *, overwrite: bool = False, num_prompts: int = 0
-) -> dict[str, Any]:
+def resolve(run: RunDirectory, source: Mapping[str, Any], *, overwrite: bool = False) -> dict[str, Any]:
     """The given model options on top of those that the run was calibrated with; paths are whole.
 
     Whether to trust a model's own code is asked anew every time.
 
-    overwrite   : whether the trace will be replaced: one that cannot be read is then as none
-    num_prompts : to calibrate on; where they are many, more conversations are drawn, which later commands draw again
+    overwrite : whether the trace will be replaced: one that cannot be read is then as none
     """
     earlier: Mapping[str, Any] = {}
     try:
@@ -47,12 +43,10 @@ def resolve(
             raise
         note(f"{error} It is replaced, and nothing is taken from it.")
     given = located_source(source, earlier.get("model", demo.NAME))
-    if (drawn := -(-4 * num_prompts // 3)) > MOST_DRAWN:  # a quarter is left for bench
-        given["drawn"] = drawn
     theirs = earlier.get("model")
     if given.get("model", theirs) not in (theirs, located(str(theirs))):  # once it was kept as it was given
         return given
-    declared = {**parameters_of(ModelOptions), "model": Parameter("model", str), "drawn": Parameter("drawn", int)}
+    declared = {**parameters_of(ModelOptions), "model": Parameter("model", str)}
     del declared["trust_remote_code"], declared["engine_python"]  # a file of somebody's is not to say what is run
     known: dict[str, object] = {}
     for name in declared.keys() & earlier.keys():
@@ -90,13 +84,11 @@ def session_of(
     options: ModelOptions,
     *,
     overwrite: bool = False,
-    num_prompts: int = 0,
     cluster: Cluster | None = None,
 ) -> Session:
     """A loaded session as it is, or the session of a model and its options on top of those of the run.
 
-    num_prompts : see `resolve`
-    cluster     : whose workers load it; here it is an outline then
+    cluster : whose workers load it; here it is an outline then
     """
     if strange := sorted(options.keys() - ModelOptions.__annotations__.keys()):
         raise TypeError(f"unexpected keyword argument {strange[0]!r}")
@@ -108,7 +100,7 @@ def session_of(
         return model
     given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     source = {"model": str(model), **given} if model is not None else given
-    source = resolve(run, source, overwrite=overwrite, num_prompts=num_prompts)
+    source = resolve(run, source, overwrite=overwrite)
     return open_session(source) if cluster is None else open_by_workers(source, cluster)
 
 

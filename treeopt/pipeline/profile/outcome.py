@@ -56,15 +56,11 @@ def finish(
     """The result, with what the run had measured before of the same thing, as the run's profile; ``alone`` without it."""
     if precision is not None:
         result.info["precision"] = precision
-        tell(result, remedy)
+        note(*timing_caveats(result, remedy))
     whole = result if alone else with_earlier(run, result)
     whole.save(run.profile)
     discard(run.partial("profile"))
     return whole
-
-
-def tell(result: LatencyProfile, remedy: str) -> None:
-    note(*timing_caveats(result, remedy))
 
 
 def with_earlier(run: RunDirectory, result: LatencyProfile) -> LatencyProfile:

@@ -9,8 +9,8 @@ journals    of the rounds of every setting and stage; what is done next depends 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -84,6 +84,8 @@ def profile(
 
     A batch size that does not fit into memory is halved, unless that one is measured anyway.
     """
+    from treeopt.runtime.target import compile_target, compiled_note
+
     wanted, is_random, opened = Wanted(**options), session.weights != "checkpoint", None
     if is_random and not wanted.contexts:
         wanted = replace(wanted, contexts=(RANDOM_CONTEXT,))
@@ -99,15 +101,19 @@ def profile(
     stages = Stages(run, session, wanted, source, max_new_tokens, opened)
     if opened is None:
         check_sizes(wanted.sizes or (), stages.families)
-    with _compiled(session) if compiled else nullcontext():
-        runtime: Runtime = {"name": opened.name, "version": opened.version} if opened else session.runtime()
-        if opened and opened.is_launched:
-            runtime["launches"] = True
-        check_can_join(run, runtime, session.provenance(seed=0), overwrite=overwrite)
-        stages.measure()
-        points, plain = all_timings(stages.found)
-        info = _info(session, stages) | {"inputs": inputs_of(used) if used else {}}
-        return finish(run, LatencyProfile(points, plain, runtime, info), wanted.precision)
+    if compiled:
+        compile_target(session.target)
+    runtime: Runtime = {"name": opened.name, "version": opened.version} if opened else session.runtime()
+    if opened and opened.is_launched:
+        runtime["launches"] = True
+    check_can_join(run, runtime, session.provenance(seed=0), overwrite=overwrite)
+    stages.measure()
+    points, plain = all_timings(stages.found)
+    info = _info(session, stages) | {"inputs": inputs_of(used) if used else {}}
+    result = finish(run, LatencyProfile(points, plain, runtime, info), wanted.precision)
+    if compiled:
+        note(compiled_note(session.target))
+    return result
 
 
 def _opened(engine: str, session: Session, max_new_tokens: int, wanted: Wanted, own: Mapping[str, object]) -> Stepper:
@@ -123,16 +129,6 @@ def _opened(engine: str, session: Session, max_new_tokens: int, wanted: Wanted, 
     if opened.most_rows is not None and batch_size > opened.most_rows:
         raise Unsupported(f"{asked} decodes {opened.most_rows} sequences at a time, but got `batch_size={batch_size}`.")
     return opened
-
-
-@contextmanager
-def _compiled(session: Session) -> Iterator[None]:
-    """Compile the session's target, and note in the end how that went."""
-    from treeopt.runtime.target import compile_target, compiled_note
-
-    compile_target(session.target)
-    yield
-    note(compiled_note(session.target))
 
 
 def all_timings(found: Mapping[Place, Rounds]) -> tuple[tuple[StepTiming, ...], tuple[StepTiming, ...]]:

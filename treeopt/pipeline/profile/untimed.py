@@ -60,7 +60,7 @@ class LatencyRow(BaseModel):
             raise InvalidInput("a row must have a size (with the root) or a number of nodes (without it), one of them.")
         size, ms, depth = sizes[0], self.step_ms, self.num_speculative_tokens if self.depth is None else self.depth
         if not ms and self.tokens_per_s and self.tokens_per_step:
-            ms = ms_of_speed(self.batch_size, self.tokens_per_s, self.tokens_per_step)
+            ms = 1e3 * self.batch_size * self.tokens_per_step / self.tokens_per_s
         elif not ms:
             raise InvalidInput("a row must have step_ms, or tokens_per_s and tokens_per_step.")
         if not 0 < ms < math.inf:
@@ -96,7 +96,8 @@ def profile_from_file(
             "The file has no depths: its trees are taken to be as deep as the drafter guesses; `num_heads` says otherwise."
         )
     result = profile_of(rows, str(file), contexts[0] if contexts else UNKNOWN_CONTEXT, num_heads)
-    result = result.as_deep_as(calibrated_heads(run) or NUM_HEADS)
+    calibrated = find_accuracies(run)
+    result = result.as_deep_as(calibrated[1].num_heads if calibrated else NUM_HEADS)
     made = replace(Provenance.here(), machine=None, versions=None)  # which a file does not tell
     result.runtime["name"] = runtime or file.stem
     check_can_join(run, result.runtime, made, overwrite=overwrite)
@@ -183,11 +184,6 @@ def _json_lines(file: Path, text: str) -> Iterator[tuple[int, dict[str, object]]
             yield number, {key: value for key, value in record.items() if value is not None}
 
 
-def ms_of_speed(batch_size: int, tokens_per_s: float, tokens_per_step: float) -> float:
-    """Latency of a step [ms] of a batch that emits so much together."""
-    return 1e3 * batch_size * tokens_per_step / tokens_per_s
-
-
 def check_nothing_lost(run: RunDirectory, result: LatencyProfile) -> None:
     """Raise InvalidInput where the run's profile has other latencies of a setting of the table."""
     earlier = run.read_profile() if run.profile.exists() else None
@@ -203,11 +199,6 @@ def check_nothing_lost(run: RunDirectory, result: LatencyProfile) -> None:
                 f"{run.profile} has other latencies at batch size {setting[0]} and context {setting[1]} already, which are "
                 "not replaced unasked. Leave those rows out, or pass another `run`, or `overwrite`."
             )
-
-
-def calibrated_heads(run: RunDirectory) -> int | None:
-    found = find_accuracies(run)
-    return found[1].num_heads if found else None
 
 
 def profile_analytical(
@@ -249,7 +240,7 @@ def profile_analytical(
         contexts=wanted.contexts or (COMPUTED_CONTEXT,),
         dtype=dtype or own or "bfloat16",
         sizes=wanted.sizes or range(2, wanted.budget + 1),
-        num_heads=num_heads or calibrated_heads(run) or NUM_HEADS,
+        num_heads=num_heads or (calibrated[1].num_heads if calibrated else NUM_HEADS),
         drafter=drafts,
     )
     used: str = result.info["roofline"]["dtype"]
