@@ -15,24 +15,20 @@ from treeopt.files.journal import Journal
 from treeopt.growth.source import source_of
 from treeopt.latency.costs import StepCosts, precision_reached
 from treeopt.latency.measurements import paired_ratios
-from treeopt.latency.rounds import PLAIN_VISITS, Visit, Visitor, margin_of_error, plan_rounds, time_rounds
-from treeopt.pipeline.profile.placement import placed_sizes, rivals, shaped, timing_trees, tree_families
-from treeopt.planning.planner import plan_trees
-from treeopt.planning.request import PlanRequest
+from treeopt.latency.rounds import Visit, Visitor, margin_of_error, plan_rounds, time_rounds
+from treeopt.pipeline.profile.placement import placed_sizes, shaped, timing_trees, tree_families
 from treeopt.records.calibration import Calibration
-from treeopt.records.profile import LatencyProfile, StepTiming
+from treeopt.records.profile import LatencyProfile
 from treeopt.runtime.decode import Decoder, Setup
 from treeopt.runtime.session import Session
 from treeopt.runtime.stepper import StepVisits, rows_at
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
-from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import FIXED, Cost, Tree
 
 from .conftest import CONTEXT, HEADS, asked, tiny_heads, tiny_model
 
 NEVER = StopRule(frozenset(), 20, at_loops=False)
-CALIBRATION = Calibration(np.array([[50, 20, 10], [40, 15, 8], [30, 10, 5], [20, 8, 4]]), np.full(4, 100))
 
 
 # Where it stops: steps whose latencies are known, on a clock of their own.
@@ -221,19 +217,6 @@ def test_timed_trees_have_their_size_and_depth_and_no_gaps(seed):
     assert (len(shaped(families[3], 7, 4)), shaped(families[3], 7, 4).depth) == (7, 4)
 
 
-def test_what_a_plan_would_choose_between_is_timed_for_itself():
-    points = tuple(StepTiming(1, 9, size, 4, (1.0 + 0.02 * size,) * 2) for size in range(5, 33))
-    profile = LatencyProfile(points, (StepTiming(1, 9, 1, 0, (1.0, 1.0)),))
-    entry = plan_trees(CALIBRATION, profile, PlanRequest(Limits(32))).entries[0]
-    curve = {point.size: point.depth for point in entry.curve}
-    found = rivals(entry, set())
-    size = entry.chosen.size
-    assert {size} | ({size - 1, size + 1} & set(curve)) <= {cost.rows for cost in found}
-    assert 3 <= len(found) <= 5
-    assert all(cost.depth == curve[cost.rows] for cost in found if cost.rows != size)
-    assert rivals(entry, set(found)) == []
-
-
 # The command's function, on a model of 20 lines.
 
 
@@ -245,7 +228,6 @@ def session():
 
 
 QUICK = {"time_limit_s": 0.0, "max_new_tokens": 24}
-FIVE = {"time_limit_s": 1e6, "precision": 1e6, "max_new_tokens": 24}  # rounds, the fewest where there is time
 
 
 def timed(run, session, batch_size, sizes=(2,), **options):
@@ -311,38 +293,6 @@ def test_sizes_that_no_tree_has_are_named(run, session, capsys):
 
 class Killed(Exception):
     pass
-
-
-@pytest.mark.long
-def test_a_run_killed_in_its_second_stage_goes_on_there(run, session, monkeypatch):
-    run.path.mkdir()
-    CALIBRATION.save(run.calibration)
-    append, written = Journal.append, []
-
-    def dies(journal, document):
-        append(journal, document)
-        written.append(journal.folder.name)
-        if written.count("batch-size-1-refined") == 3:  # what is planned, and two rounds
-            raise Killed
-
-    monkeypatch.setattr(Journal, "append", dies)
-    with pytest.raises(Killed):
-        pipeline.profile(run, session, batch_sizes=(1,), budget=16, **FIVE)
-    assert not run.profile.exists()
-    kept = {name: (run.partial("profile") / name / "000001.json").read_text() for name in set(written)}
-    monkeypatch.setattr(Journal, "append", lambda journal, document: (append(journal, document), written.append("+")))
-    result = pipeline.profile(run, session, batch_sizes=(1,), budget=16, **FIVE)
-    assert written.count("+") == 3  # two of the five rounds were there
-    assert len(kept) == 2
-    assert not run.partial("profile").exists()
-    later = [point for point in result.points if min(point.round) >= 5 * PLAIN_VISITS]
-    assert later
-    blocks = set(result.autoregressive[0].round)
-    assert blocks == set(range(len(blocks)))
-    assert len(blocks) >= 10 * PLAIN_VISITS
-    assert all(set(point.round) < blocks for point in result.points)
-    visits = json.loads(kept["batch-size-1-refined"])["visits"]
-    assert [ms for v in visits if v["place"] == 0 for ms in v["step_ms"]] == list(later[0].step_ms[:1])
 
 
 def test_a_journal_of_other_visits_is_begun_anew(run, session, monkeypatch):

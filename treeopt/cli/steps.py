@@ -243,7 +243,7 @@ def profile(
     """Time real decoding steps, with trees and without.
 
     Batch sizes and contexts are added to what the run's profile knows of the same model and runtime; without --overwrite one of
-    something else is kept. Sizes are placed at the edges of tiles; those that a plan would choose between are timed for themselves.
+    something else is kept. Sizes are placed at the edges of tiles.
 
     With --random-weights nothing is loaded: a dense model of that shape is made on the device, and how many guesses are accepted is
     drawn from --calibration. With --engine the steps are those of another runtime on this machine, with chains and dynamic trees.

@@ -144,22 +144,6 @@ class Rounds:
             for timing in (plain, *timings)
         )
 
-    def followed_by(self, other: Rounds) -> Rounds:
-        """These rounds and then those of other trees, as one measurement."""
-        trees = [*self.all_trees, *other.all_trees]
-        first, blocks = len(self.all_trees), 1 + max(visit.block for visit in self.visits)
-
-        def earlier(visit: Visit) -> Visit:
-            return replace(visit, place=len(trees) if visit.place == first else visit.place)
-
-        def later(visit: Visit) -> Visit:
-            return replace(visit, place=first + visit.place, block=blocks + visit.block)
-
-        rounds = [*(tuple(map(earlier, r)) for r in self.rounds), *(tuple(map(later, r)) for r in other.rounds)]
-        places = [*self.plan.places, *(first + place for place in other.plan.places)]
-        warm_up_s = self.plan.warm_up_s + other.plan.warm_up_s
-        return Rounds(trees, self.batch_size, replace(self.plan, places=places, warm_up_s=warm_up_s), rounds)
-
     def timings(self, context_tokens: int | None = None) -> list[tuple[list[StepTiming], StepTiming]]:
         """The trees' timings and the plain one, at ``context_tokens``, or else at each median length of the rows."""
         timings = []

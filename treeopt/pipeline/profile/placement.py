@@ -17,12 +17,11 @@ from treeopt.errors import InvalidInput
 from treeopt.growth.grow import grow_products
 from treeopt.growth.source import Source
 from treeopt.latency.rounds import PRECISION
-from treeopt.records.plan import PlanEntry
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note
 from treeopt.trees.draft import MOST_ROWS, DDTree, Draft, DynamicTree, pool_size, product_size
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import MAX_RANK, Cost, GrownTrees, Tree
+from treeopt.trees.tree import MAX_RANK, GrownTrees, Tree
 
 NUM_HEADS = 4  # deepest tree where nothing says how deep
 TILES = (8, 16, 32, 64, 128)  # rows that matrix products are computed by, on one machine or another
@@ -139,18 +138,6 @@ def check_sizes(sizes: Sequence[int], families: Sequence[GrownTrees]) -> None:
         raise InvalidInput(f"`sizes` must be {why}, but got {beyond}.")
     if beyond:
         note(f"Not timed: sizes {beyond}, since they must be {why}.")
-
-
-def rivals(entry: PlanEntry, measured: Collection[Cost]) -> list[Cost]:
-    """What is worth timing for itself: the steps of the chosen tree, its neighbours, and the two best others.
-
-    Those that were ``measured`` already are left out.
-    """
-    curve, chosen = {point.size: point for point in entry.curve if point.size > 1}, entry.chosen
-    others = sorted((s for s in curve if abs(s - chosen.size) > 1), key=lambda s: -(curve[s].tokens_per_s or 0.0))
-    found = {curve[s].draft.cost for s in (chosen.size - 1, chosen.size + 1, *others[:2]) if s in curve}
-    found |= {chosen.draft.cost} if chosen.size > 1 else set()
-    return sorted(found - set(measured))
 
 
 def engine_trees(source: Source, budget: int, *, dynamic: bool) -> list[Draft]:

@@ -1,14 +1,11 @@
 """Profile: latencies of decoding steps, treeopt's own or an engine's, added to what the run has measured before.
 
-stage one   trees at the edges of tiles and of every depth (`placement`); of an engine the chains and trees that it takes, at
-            the contexts of the trace
-stage two   what a plan on those latencies would choose, and its rivals, timed for themselves; not in an engine
-journals    of the rounds of every setting and stage; what is done next depends on those alone, so a killed run goes on
+Trees at the edges of tiles and of every depth (`placement`) are timed; of an engine the chains and trees that it takes, at the
+contexts of the trace. Every setting has a journal of its rounds; what is done next depends on those alone, so a killed run goes on.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -29,32 +26,24 @@ from treeopt.pipeline.profile.placement import (
     check_sizes,
     engine_trees,
     placed_sizes,
-    rivals,
-    shaped,
     timing_trees,
     tree_families,
 )
-from treeopt.planning.planner import plan_trees
-from treeopt.planning.request import PlanRequest
 from treeopt.records.inputs import find_accuracies, inputs_of
 from treeopt.records.origins import OURS, Runtime
-from treeopt.records.plan import PlanEntry
 from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
 from treeopt.records.rules import check_drafter
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note, progress
 from treeopt.trees.draft import Draft
-from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import MAX_RANK, GrownTrees, Tree
+from treeopt.trees.tree import GrownTrees, Tree
 
 if TYPE_CHECKING:
     from treeopt.runtime.acceptance.rules import Greedy
     from treeopt.runtime.session import Session
     from treeopt.runtime.stepper import Stepper
 
-STAGE_ONE = 0.75  # share of the time limit
-LEAST_STEPS = 40  # that the second stage of a setting takes
 SPARE = 1.2  # times the limit that is kept without a word
 RANDOM_CALIBRATION = "vicuna-7b-medusa1"  # whose accuracies random weights get where the run has none
 RANDOM_CONTEXT = 512
@@ -80,7 +69,7 @@ def profile(
     engine       whose own steps are timed; by default treeopt's decoder
     calibration  what trees are grown on, a path or a name; by default the run's own
     overwrite    whether a profile of something else may be replaced
-    options      those of `Wanted`; with ``sizes`` there is no second stage
+    options      those of `Wanted`
 
     A batch size that does not fit into memory is halved, unless that one is measured anyway.
     """
@@ -98,18 +87,18 @@ def profile(
     source = source_of(record) if record else None
     if calibration is None and source is not None and used == run.trace:
         check_drafter(source.meta.get("drafter"), session.drafter_record, "Profile times steps")
-    stages = Stages(run, session, wanted, source, max_new_tokens, opened)
+    measurement = Measurement(run, session, wanted, source, max_new_tokens, opened)
     if opened is None:
-        check_sizes(wanted.sizes or (), stages.families)
+        check_sizes(wanted.sizes or (), measurement.families)
     if compiled:
         compile_target(session.target)
     runtime: Runtime = {"name": opened.name, "version": opened.version} if opened else session.runtime()
     if opened and opened.is_launched:
         runtime["launches"] = True
     check_can_join(run, runtime, session.provenance(seed=0), overwrite=overwrite)
-    stages.measure()
-    points, plain = all_timings(stages.found)
-    info = _info(session, stages) | {"inputs": inputs_of(used) if used else {}}
+    measurement.measure()
+    points, plain = all_timings(measurement.found)
+    info = _info(session, measurement) | {"inputs": inputs_of(used) if used else {}}
     result = finish(run, LatencyProfile(points, plain, runtime, info), wanted.precision)
     if compiled:
         note(compiled_note(session.target))
@@ -137,8 +126,8 @@ def all_timings(found: Mapping[Place, Rounds]) -> tuple[tuple[StepTiming, ...], 
 
 
 @dataclass(frozen=True)
-class Stages:
-    """The stages of a measurement, what they need, and what was measured by batch size and context.
+class Measurement:
+    """What a measurement needs, and what was measured by batch size and context.
 
     engine : whose steps are timed; None for treeopt's own
     """
@@ -157,20 +146,17 @@ class Stages:
         return tree_families(self.source, drafter.num_heads, self.wanted.largest, ranks=drafter.draft_vocab_size)
 
     def measure(self) -> None:
-        """Stage one at every setting, or at half its batch size where memory runs out; then stage two."""
+        """Time every setting, or half its batch size where memory runs out."""
         from treeopt.runtime.memory import with_less_memory
 
-        has_second = self.wanted.sizes is None and self.engine is None
-        limit_s = self.wanted.time_limit_s * (STAGE_ONE if has_second else 1.0)
         settings = self.wanted.settings(None)
         for i, (batch_size, context) in enumerate(settings):
-            share_s = (limit_s - self._seconds()) / (len(settings) - i)
-            with_less_memory(partial(self._first_at, context=context, limit_s=share_s), batch_size, note)
-        if has_second and self.source is not None:
-            self._second(self.source)
+            spent_s = sum(rounds.seconds for rounds in self.found.values())
+            share_s = (self.wanted.time_limit_s - spent_s) / (len(settings) - i)
+            with_less_memory(partial(self._measure_at, context=context, limit_s=share_s), batch_size, note)
 
-    def _first_at(self, batch_size: int, *, context: int | None, limit_s: float) -> None:
-        """Stage one at one setting, unless a larger batch was halved to it before."""
+    def _measure_at(self, batch_size: int, *, context: int | None, limit_s: float) -> None:
+        """Time one setting, unless a larger batch was halved to it before."""
         at, wanted, source = (batch_size, context), self.wanted, self.source
         if at in self.found:
             return
@@ -186,41 +172,7 @@ class Stages:
             trees += () if wanted.sizes else anew_trees(source.pooled if source else None, wanted.budget)
         self.found[at] = self._rounds(at, trees, limit_s)
 
-    def _second(self, source: Source) -> None:
-        """Stage two: at every setting the trees that a plan on stage one would choose between."""
-        record, answers, drafter = source.record, source.answers, self.session.drafter
-        if answers is not None and answers.num_conversations < 2:  # one conversation: nothing to hold out
-            record = source.calibration or record
-        limits = Limits(self.wanted.budget, max_rank=min(MAX_RANK, drafter.draft_vocab_size - 1))
-        waiting: dict[Place, list[Draft]] = {}
-        started = time.perf_counter()
-        for context in dict.fromkeys(context for _, context in self.found):
-            here = {at: rounds for at, rounds in self.found.items() if at[1] == context}
-            request = PlanRequest(limits, [batch_size for batch_size, _ in here], dynamic=None)
-            with progress("Planning", None):
-                plan = plan_trees(record, LatencyProfile(*all_timings(here)), request)
-            waiting |= {at: self._rivals(plan.entry(at[0]), rounds.trees) for at, rounds in here.items()}
-        planned_s, waiting = time.perf_counter() - started, {at: trees for at, trees in waiting.items() if trees}
-        for i, (at, trees) in enumerate(waiting.items()):
-            share_s = (self.wanted.time_limit_s - planned_s - self._seconds()) / (len(waiting) - i)
-            visits = self.found[at].visits
-            if share_s < LEAST_STEPS * sum(v.seconds for v in visits) / sum(len(v.lengths) for v in visits):
-                note(f"No time is left to time the plan's own candidates at batch size {at[0]}.")
-                continue
-            self.found[at] = self.found[at].followed_by(self._rounds(at, trees, share_s, stage="-refined"))
-
-    def _rivals(self, entry: PlanEntry, measured: Sequence[Draft]) -> list[Draft]:
-        """The trees that a plan would choose between, but for those ``measured``."""
-        fits = {depth: len(family) for depth, family in enumerate(self.families, 1)}
-        untimed = [
-            cost for cost in rivals(entry, {tree.cost for tree in measured}) if cost.rows <= fits.get(cost.depth, 0)
-        ]
-        return [shaped(self.families[cost.depth - 1], cost.rows, cost.depth) for cost in untimed]
-
-    def _seconds(self) -> float:
-        return sum(rounds.seconds for rounds in self.found.values())
-
-    def _rounds(self, at: Place, trees: list[Draft], limit_s: float, stage: str = "") -> Rounds:
+    def _rounds(self, at: Place, trees: list[Draft], limit_s: float) -> Rounds:
         from treeopt.runtime.decode import Decoder
         from treeopt.runtime.stepper import StepVisits, StretchVisits, rows_at
 
@@ -253,7 +205,7 @@ class Stages:
         }
         held = "" if context is None else f"-context-{context}"
         of = "" if stepper.name == OURS else f"{stepper.name}-"
-        journal = Journal(self.run.partial("profile") / f"{of}batch-size-{batch_size}{held}{stage}", known)
+        journal = Journal(self.run.partial("profile") / f"{of}batch-size-{batch_size}{held}", known)
         with closing(visits):
             return all_rounds(visits, at, limit_s, self.wanted.precision, journal)
 
@@ -335,14 +287,14 @@ def _acceptance(session: Session, source: Source | None) -> Greedy:
     return DrawnAcceptance(accuracies.accept, np.random.default_rng(0))
 
 
-def _info(session: Session, stages: Stages) -> dict[str, Any]:
+def _info(session: Session, measurement: Measurement) -> dict[str, Any]:
     info: dict[str, Any] = {"measures": "step", "provenance": session.provenance(seed=0).record}
     info["settings"] = [
         ProfileSetting(batch_size=p.batch_size, context_tokens=p.context_tokens, nominal=context is not None)
-        for (_, context), rounds in stages.found.items()
+        for (_, context), rounds in measurement.found.items()
         for _, p in rounds.timings(context)
     ]
     if session.target.device.type == "cpu":
-        visits = [visit for rounds in stages.found.values() for visit in rounds.visits]
+        visits = [visit for rounds in measurement.found.values() for visit in rounds.visits]
         info["processor_share"] = processor_share([(visit.seconds, visit.processor_s) for visit in visits])
     return info
