@@ -140,15 +140,8 @@ def calibrate(
         session = pipeline.session_of(run, model, options, cluster=cluster, overwrite=overwrite)
         session = replace(session, shard=Shard.of(shard) if shard else WHOLE)
         counts = replace(USUAL, top_k=ranks, topks=tuple(sorted(set(topks))))
-        pipeline.calibrate(
-            run,
-            session,
-            counts=counts,
-            num_prompts=num_prompts,
-            max_new_tokens=max_new_tokens,
-            batch_size=batch_size,
-            overwrite=overwrite,
-        )
+        limits = {"num_prompts": num_prompts, "max_new_tokens": max_new_tokens, "batch_size": batch_size}
+        pipeline.calibrate(run, session, counts=counts, overwrite=overwrite, **limits)
         return run.read_probe() if run.probe.exists() else run.read_trace()
 
 
