@@ -27,7 +27,6 @@ from treeopt.files.storage import load_json, to_json
 from treeopt.pipeline.trees import read_tree
 from treeopt.records.inputs import load_result
 from treeopt.runtime.drafters.open import open_drafter
-from treeopt.runtime.prompts import chat
 from treeopt.runtime.prompts.sets import load_prompts
 from treeopt.runtime.random_weights import random_target
 from treeopt.runtime.target import eos_ids, load_target
@@ -137,7 +136,6 @@ def model_with(file, change):
 
 
 SERIES = 'vllm:spec_decode_num_drafts_total{{engine="{}"}} 1.0\n'
-ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 SMALL_BATCH = ("--num-prompts", "2", "--max-new-tokens", "4")
 MODEL = ("calibrate", "--model", "x", "--drafter", "ngram", "--prompts", "p.jsonl", *SMALL_BATCH)
 PROMPTS = ("calibrate", "--model", "demo", *SMALL_BATCH, "--prompts")
@@ -155,7 +153,6 @@ BOMBS = {
     "model: a trillion tokens": (MODEL, "", model_with("config.json", {"vocab_size": 10**12})),
     "model: a header of an exabyte": (MODEL, "", model_with("model.safetensors", (2**60).to_bytes(8, "little"))),
     "model: nested config": (MODEL, "", model_with("tokenizer_config.json", "[" * 10**6)),
-    "model: a template without an end": (MODEL, "", model_with("chat_template.jinja", ENDLESS)),
     "model: a template that writes a book": (MODEL, "", model_with("chat_template.jinja", "{{ 'a' * 10000000 }}")),
 }
 
@@ -189,8 +186,7 @@ def readers(command, path, rows):
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_is_refused_by_its_readers(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(chat, "TEMPLATE_SECONDS", 0.2)
+def test_a_bomb_is_refused_by_its_readers(name, tmp_path):
     command, ending, content = BOMBS[name]
     rows, path = tmp_path / "p.jsonl", tmp_path / f"x{ending}"
     rows.write_text('{"prompt": "a"}\n')

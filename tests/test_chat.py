@@ -5,7 +5,6 @@ import pickle
 import pytest
 
 from treeopt.errors import InvalidInput
-from treeopt.runtime.prompts import chat
 
 from .prompt_files import BRACKET, CHAT, PLAIN, byte_tokenizer, ids, load, messages, reasons, target_of
 
@@ -98,21 +97,3 @@ def test_of_several_templates_the_default_is_taken(tmp_path):
     assert c.first == ids(PLAIN, "a!")
     with pytest.raises(InvalidInput, match="must have a default chat template"):
         load(tmp_path, [{"prompt": "a"}], target_of(byte_tokenizer({"tools": "?"})))
-
-
-@pytest.mark.parametrize(
-    ("template", "did"),
-    [
-        (
-            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-            "takes more than 0.2 seconds",
-        ),
-        ("{{ 'a' * 1000000 }}", "writes more than 131,072 characters"),
-    ],
-)
-def test_a_template_that_never_ends_is_refused_before_any_prompt(tmp_path, monkeypatch, template, did):
-    monkeypatch.setattr(chat, "TEMPLATE_SECONDS", 0.2)
-    bad = target_of(byte_tokenizer(template))
-    with pytest.raises(InvalidInput, match=f"chat template {did} for one word: leave it out with chat_template=False"):
-        load(tmp_path, [{"prompt": "Hi"}], bad)
-    assert load(tmp_path, [{"prompt": "Hi"}], bad, chat_template=False).conversations

@@ -143,14 +143,14 @@ def test_a_wrong_source_is_one_sentence(tmp_path, name, data, options, words):
 
 
 @pytest.mark.parametrize(
-    ("kind", "limit"),
-    [("jsonl.gz", "MOST_UNPACKED_BYTES"), ("parquet", "MOST_PARQUET_ROWS"), ("parquet", "MOST_PARQUET_BYTES")],
+    ("kind", "limit"), [("jsonl.gz", "MOST_UNPACKED_BYTES"), ("jsonl.gz", "MOST_RATIO"), ("parquet", "MOST_RATIO")]
 )
 def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch, kind, limit):
-    path = write(tmp_path / f"p.{kind}", [{"prompt": "a"}, {"prompt": "b"}])
+    path = write(tmp_path / f"p.{kind}", [{"prompt": "a" * 400}, {"prompt": "b"}])
     load_prompts(PLAIN, str(path))
-    monkeypatch.setattr(f"treeopt.runtime.prompts.files.{limit}", 1)
-    with pytest.raises(InvalidInput, match=r"more than|too many"):
+    monkeypatch.setattr("treeopt.runtime.prompts.files.SMALL_BYTES", 1)
+    monkeypatch.setattr(f"treeopt.runtime.prompts.files.{limit}", 0.1 if limit == "MOST_RATIO" else 1)
+    with pytest.raises(InvalidInput, match="more than"):
         load_prompts(PLAIN, str(path))
 
 

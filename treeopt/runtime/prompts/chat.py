@@ -9,14 +9,10 @@ special tokens. Without one a conversation is plain text, and each prompt goes o
 from __future__ import annotations
 
 import json
-import signal
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError, nodes
@@ -32,7 +28,6 @@ if TYPE_CHECKING:
 Tokens = tuple[int, ...]
 Message = tuple[str, str]  # role (system, user or assistant), text
 BLANK_LINE = "\n\n"
-TEMPLATE_SECONDS, TEMPLATE_CHARS = 5, 2**17  # most that a template may take, and write, for a word
 # Templates that write today's date are given this day's, or a prompt would not be the same tomorrow.
 SOME_DAY = datetime(2025, 1, 1)
 NO_OPTIONS: Mapping[str, Any] = {}
@@ -45,7 +40,7 @@ class ChatTemplate:
     named   : templates by name; "default" writes what no other is for, "tool_use" what comes with tools
     special : texts of special tokens by name, bos_token for one
 
-    Raises InvalidInput where there is no default, or a template cannot be read or does not come to an end.
+    Raises InvalidInput where there is no default, or it cannot be read.
     """
 
     named: Mapping[str, str]
@@ -57,18 +52,7 @@ class ChatTemplate:
                 f"The tokenizer must have a default chat template, but it has {', '.join(self.named)}. Or leave it out with "
                 "`chat_template=False`."
             )
-        try:
-            with time_limit(TEMPLATE_SECONDS):
-                written = self.write([{"role": "user", "content": "a"}])
-            fault = f"writes more than {TEMPLATE_CHARS:,} characters" if len(written) > TEMPLATE_CHARS else ""
-        except TimeoutError:
-            fault = f"takes more than {TEMPLATE_SECONDS} seconds"
-        except ValueError:  # it may want other messages: each conversation is tried
-            fault = ""
-        if fault:
-            raise InvalidInput(
-                f"The model's chat template {fault} for one word: leave it out with `chat_template=False`."
-            )
+        compiled(self.named["default"])
 
     def write(
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] = NO_OPTIONS, *, finished: bool = False
@@ -82,8 +66,6 @@ class ChatTemplate:
         values = {"tools": None, "documents": None, **self.special, **options}
         try:
             return str(template.render(values | {"messages": messages, "add_generation_prompt": not finished}))
-        except (TimeoutError, MemoryError):
-            raise
         except Exception as error:  # a template is a program, and may raise anything
             raise ValueError(f"the chat template refuses it: {first_line(error)}") from None
 
@@ -118,25 +100,6 @@ def compiled(text: str) -> Any:
         raise InvalidInput(
             f"The model's chat template cannot be read: {first_line(error)}. Leave it out with `chat_template=False`."
         ) from None
-
-
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in what takes longer, in the main thread; elsewhere nothing can be interrupted."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
-        yield
-        return
-
-    def late(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,7 @@ MOST_ROWS = 10**6
 MOST_UNPACKED_BYTES = 2**28  # of a .gz file
 MOST_DOCUMENT_BYTES, MOST_LINE_BYTES = 2**27, 2**24  # of a .json file, which is read whole; of a line of the others
 MOST_RATIO, SMALL_BYTES = 100, 2**24  # of what unpacks: how many times its size, unless that is little
-FEWEST_BATCH_ROWS, SMALL_ROWS = 8, 2**16
-MOST_PARQUET_ROWS, MOST_PARQUET_BYTES = 10**7, 2**32  # by the file's own account of itself
-BATCH_ROWS = 1024  # of a table, read at once
+BATCH_ROWS = 64  # of a table, read at once
 MUST = "`prompts` must be a file, a folder or a hub dataset"
 WRAPPERS = ("data", "prompts", "rows", "examples", "instances", "train", "test")  # keys around a list of rows
 
@@ -70,10 +68,8 @@ def read_rows(source: str, *, split: str | None = None, option: str = "prompts")
     """
     path = find_local(source, MUST)
     reader = READERS.get(Path(source.lower().removesuffix(".gz")).suffix)
-    if path is not None and path.is_dir():
-        return _folder(path, split)
-    if path is None and reader is None:
-        return _hub(source, split)
+    if (path is None and reader is None) or (path is not None and path.is_dir()):
+        return _dataset(source, path, split)
     if path is None:
         raise InvalidInput(f"{MUST}, but {Path(source).absolute()} does not exist.")
     if split is not None:
@@ -200,25 +196,13 @@ def _parquet(stream: IO[bytes]) -> Iterator[Found]:
     try:
         from pyarrow import parquet
 
-        file = parquet.ParquetFile(stream)
-        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-        n_bytes = sum(group.total_byte_size for group in groups)
-        if file.metadata.num_rows > MOST_PARQUET_ROWS or n_bytes > MOST_PARQUET_BYTES:
-            raise ValueError(f"it has {file.metadata.num_rows} rows of {n_bytes} bytes, too many to read")
-        stored = stream.seek(0, io.SEEK_END)
-        if file.metadata.num_rows > max(SMALL_ROWS, stored):
-            raise ValueError(f"it says that it has {file.metadata.num_rows} rows in {stored} bytes")
-        # A value that is stored once may stand in every row.
-        longest = max(
-            (group.column(i).total_uncompressed_size for group in groups for i in range(group.num_columns)), default=1
-        )
-        rows = min(BATCH_ROWS, max(FEWEST_BATCH_ROWS, 2**26 // max(longest, 1)))
-        unpacked = 0
+        file, most = parquet.ParquetFile(stream), max(SMALL_BYTES, MOST_RATIO * stream.seek(0, io.SEEK_END))
+        unpacked = sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
+        numbers, read = count(1), 0
         plain = [field.name for field in file.schema_arrow if not _has_bytes(field.type)]
-        numbers = count(1)
-        for batch in file.iter_batches(rows, columns=plain):
-            unpacked += batch.nbytes
-            if unpacked > max(SMALL_BYTES, MOST_RATIO * stored):
+        for batch in file.iter_batches(BATCH_ROWS, columns=plain):
+            read += batch.nbytes
+            if max(unpacked, read) > most:  # a value that is stored once may stand in every row
                 raise ValueError(f"it unpacks to more than {MOST_RATIO} times its size")
             batch.validate(full=True)  # before anything reads through its offsets
             for record in batch.to_pylist():
@@ -250,32 +234,22 @@ READERS: dict[str, Callable[[IO[bytes]], Iterable[Found]]] = {
 # Datasets.
 
 
-def _folder(path: Path, split: str | None) -> Rows:
-    import datasets
-
-    def load() -> Any:
-        if not any((path / name).exists() for name in ("state.json", "dataset_dict.json")):
-            return datasets.load_dataset(str(path), split=split)
-        saved = datasets.load_from_disk(str(path))
-        return saved if isinstance(saved, dict) else {str(saved.split or "train"): saved}
-
-    return _dataset(str(path), path.resolve().name, split, load)
-
-
-def _hub(source: str, split: str | None) -> Rows:
-    import datasets
-
-    id_, _, config = source.partition(":")
-    return _dataset(source, source, split, lambda: datasets.load_dataset(id_, config or None, split=split))
-
-
-def _dataset(source: str, name: str, split: str | None, load: Callable[[], Any]) -> Rows:
+def _dataset(source: str, folder: Path | None, split: str | None) -> Rows:
+    """The rows of a data set in a folder, or of the hub: an id, with ":" and a configuration behind it or not."""
     import datasets
 
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what fails is raised
     with loadable(MUST, source):
-        dataset = load()
+        if folder is None:
+            name, (id_, _, config) = source, source.partition(":")
+            dataset = datasets.load_dataset(id_, config or None, split=split)
+        elif any((folder / file).exists() for file in ("state.json", "dataset_dict.json")):
+            name, dataset = folder.resolve().name, datasets.load_from_disk(str(folder))
+            if not isinstance(dataset, dict):
+                dataset = {str(dataset.split or "train"): dataset}
+        else:
+            name, dataset = folder.resolve().name, datasets.load_dataset(str(folder), split=split)
         if isinstance(dataset, dict):
             chosen = split or ("train" if "train" in dataset else next(iter(dataset)) if len(dataset) == 1 else None)
             if chosen not in dataset:
