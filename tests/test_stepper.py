@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 import pytest
+from transformers import GenerationConfig
 
 import treeopt as api
 from treeopt import pipeline
@@ -19,6 +20,7 @@ from treeopt.records.origins import OURS
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.runtime.decode import AnswerRow, Setup, decode
+from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.parallel import PardModel
 from treeopt.runtime.engines import open_stepper
@@ -91,11 +93,24 @@ def own(drafter, drafts):
     return make
 
 
-def transformers(drafter):
+def transformers(drafter, kind="llama"):
+    """With settings of the checkpoints that would change texts and guesses, and prompts that nearly fill the context."""
+
     def make() -> Case:
-        target = Target(tiny_model())
-        chains = [Tree.chain(1), Tree.chain(4)]
-        return case_of("transformers", target, drafter(target), chains, StopRule(frozenset({3, 5}), 22))
+        target = Target(tiny_model(kind))
+        target.model.generation_config.repetition_penalty = 1.5
+        target.model.generation_config.do_sample = True
+        chains, made = [Tree.chain(1), Tree.chain(4)], drafter(target)
+        if isinstance(made, DraftModel):
+            made.model.model.generation_config = GenerationConfig(
+                num_assistant_tokens=3,
+                num_assistant_tokens_schedule="heuristic",
+                assistant_confidence_threshold=0.9,
+                repetition_penalty=1.7,
+                eos_token_id=7,
+            )
+        prompts = [*random_prompts(1), *([*range(6, 30)] * 3 + [7] * n for n in (12, 20))]
+        return case_of("transformers", target, made, chains, StopRule(frozenset({3, 5}), 22), prompts=prompts)
 
     return make
 
@@ -137,6 +152,7 @@ CASES = {
     "own, p-eagle": own(peagle, [Tree.chain(4), Tree.dense([3, 2]), DDTree(3, 4, 9)]),
     "own, pard": own(pard, [Tree.chain(3), DynamicTree(3, 2, 6), DDTree(3, 4, 9)]),
     "transformers, draft model": transformers(first_layers),
+    "transformers, draft model of a sliding window": transformers(first_layers, "mistral"),
     "transformers, lookup": transformers(lookup),
     "openvino, eagle3": openvino("eagle3"),
     "openvino, lookup": openvino("ngram"),
@@ -156,8 +172,10 @@ def case(request) -> Case:
 
 
 def test_texts_are_plain_decodings_accepted_lengths_the_replays_and_passes_add_up(case):
+    settings = case.setup.target.model.generation_config.to_dict()
     for rows, draft in case.pairs():
         check_exact(case, rows, draft)
+    assert case.setup.target.model.generation_config.to_dict() == settings
 
 
 @pytest.mark.long
