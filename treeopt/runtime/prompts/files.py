@@ -198,6 +198,8 @@ def _parquet(stream: IO[bytes]) -> Iterator[Found]:
 
         file, most = parquet.ParquetFile(stream), max(SMALL_BYTES, MOST_RATIO * stream.seek(0, io.SEEK_END))
         unpacked = sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
+        if file.metadata.num_rows > MOST_ROWS:
+            raise ValueError(f"it may have {MOST_ROWS:,} rows, but says that it has {file.metadata.num_rows:,}")
         numbers, read = count(1), 0
         plain = [field.name for field in file.schema_arrow if not _has_bytes(field.type)]
         for batch in file.iter_batches(BATCH_ROWS, columns=plain):
