@@ -10,7 +10,6 @@ C conversations · D depths · B bootstrap draws
 """
 
 from dataclasses import dataclass
-from functools import singledispatch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +17,12 @@ from numpy.typing import NDArray
 from treeopt.errors import OutOfRange
 from treeopt.growth.probed import tokens_of_trees
 from treeopt.growth.replay import accepted_lengths, sequence_of, visited
-from treeopt.growth.source import source_of
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws, drawn_rates, interval95
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.estimate import Estimate
 from treeopt.records.inputs import Accuracies
 from treeopt.records.probe import Probe
-from treeopt.records.trace import NO_TRIAL, Answers, RankTrace
+from treeopt.records.trace import NO_TRIAL, RankTrace
 from treeopt.trees.tree import IntArray, Tree
 
 Floats = NDArray[np.float64]
@@ -58,7 +56,7 @@ class Shares:
 def measure_for(*records: Accuracies) -> str:
     """The measure that all records have: survival where a record is of chains alone, else top-1."""
     for record in records:
-        if source_of(record).kind == "probe" or record.meta.get("source") == ENGINE_LOG:
+        if isinstance(record, Probe) or record.meta.get("source") == ENGINE_LOG:
             return SURVIVAL
     return TOP_1
 
@@ -90,7 +88,6 @@ def shifts(before: Accuracies, after: Accuracies) -> list[Shift]:
     ]
 
 
-@singledispatch
 def shares_of(record: Accuracies, measure: str, depth: int, seed: int = SEED) -> Shares:
     """The shares of depths 1 ... D by one of the two measures, of chains of ``depth`` guesses.
 
@@ -98,36 +95,23 @@ def shares_of(record: Accuracies, measure: str, depth: int, seed: int = SEED) ->
     >>> shares_of(trace, TOP_1, 1).values.tolist()
     [0.5]
     """
-    raise TypeError(f"Shares are of a trace, a probe or a calibration, but got {type(record).__name__}.")
+    if isinstance(record, Calibration):
+        return _counted_shares(record, measure, depth, seed)
+    n = record.num_conversations
+    if n < 2:
+        raise OutOfRange("Each source must have at least 2 conversations, since their differences tell the noise.")
+    trials = _probe_trials(record, depth) if isinstance(record, Probe) else _trace_trials(record, measure, depth)
+    passed, tried, sequence = trials
+    clusters = record.clusters[sequence]
+    hits, totals = (np.stack([np.bincount(clusters, column, n) for column in rows.T]) for rows in (passed, tried))
+    shares = np.asarray(hits.sum(1) / np.maximum(totals.sum(1), 1))
+    draws = drawn_rates(hits, totals, conversation_draws(n, seed=seed))
+    if measure == SURVIVAL:
+        shares, draws = np.asarray(np.cumprod(shares)), np.asarray(np.cumprod(draws, axis=0))
+    return Shares(shares, draws, n)
 
 
-@shares_of.register
-def _(record: RankTrace, measure: str, depth: int, seed: int = SEED) -> Shares:
-    if measure == TOP_1:
-        states = np.flatnonzero(record.has_step)
-        ranks = record.ranks[states, :depth]
-        return _pooled(record, sequence_of(record, states), ranks == 0, ranks != NO_TRIAL, measure, seed)
-    accepted = accepted_lengths(record, Tree.chain(depth))
-    states = visited(record, accepted)
-    passed = accepted[states, None] > np.arange(depth)
-    tried = (accepted[states, None] >= np.arange(depth)) & (record.ranks[states, :depth] != NO_TRIAL)
-    return _pooled(record, sequence_of(record, states), passed, tried, measure, seed)
-
-
-@shares_of.register
-def _(record: Probe, measure: str, depth: int, seed: int = SEED) -> Shares:
-    nodes = set(record.tree.paths)
-    depth = next((d for d in range(depth) if (0,) * (d + 1) not in nodes), depth)
-    if not depth:
-        raise OutOfRange("Survival needs the likeliest first guess, but the probe's tree does not have it.")
-    tokens = tokens_of_trees(record, Tree.chain(depth).paths, np.arange(1, depth + 2))  # (D+1, S)
-    passed = np.diff(tokens, axis=0).T
-    tried = np.column_stack([np.diff(record.starts), passed[:, :-1]])
-    return _pooled(record, np.arange(record.num_sequences), passed, tried, SURVIVAL, seed)
-
-
-@shares_of.register
-def _(record: Calibration, measure: str, depth: int, seed: int = SEED) -> Shares:
+def _counted_shares(record: Calibration, measure: str, depth: int, seed: int) -> Shares:
     meta, requests = record.meta, None
     if measure == TOP_1:
         shares, errors = record.accept[:depth, 0], record.stderr[:depth, 0]
@@ -140,23 +124,27 @@ def _(record: Calibration, measure: str, depth: int, seed: int = SEED) -> Shares
     return Shares(shares, shares[:, None] + errors[:, None] * noise, requests)
 
 
-def _pooled(
-    record: Answers,
-    sequence: IntArray,
-    passed: NDArray[np.generic],
-    tried: NDArray[np.generic],
-    measure: str,
-    seed: int,
-) -> Shares:
-    """The shares by (n, D) counts, with draws over conversations; row i is of the sequence with the number ``sequence[i]``."""
-    n, conversation = record.num_conversations, record.clusters[sequence]
-    if n < 2:
-        raise OutOfRange("Each source must have at least 2 conversations, since their differences tell the noise.")
-    hits, trials = (
-        np.stack([np.bincount(conversation, column, n) for column in counts.T]) for counts in (passed, tried)
-    )  # (D, C)
-    shares = np.asarray(hits.sum(1) / np.maximum(trials.sum(1), 1))
-    draws = drawn_rates(hits, trials, conversation_draws(n, seed=seed))
-    if measure == SURVIVAL:
-        shares, draws = np.asarray(np.cumprod(shares)), np.asarray(np.cumprod(draws, axis=0))
-    return Shares(shares, draws, n)
+Trials = tuple[
+    NDArray[np.generic], NDArray[np.generic], IntArray
+]  # (n, D) passed and tried guesses; (n,) sequence of each row
+
+
+def _trace_trials(trace: RankTrace, measure: str, depth: int) -> Trials:
+    if measure == TOP_1:
+        states = np.flatnonzero(trace.has_step)
+        ranks = trace.ranks[states, :depth]
+        return ranks == 0, ranks != NO_TRIAL, sequence_of(trace, states)
+    accepted = accepted_lengths(trace, Tree.chain(depth))
+    states = visited(trace, accepted)
+    reached, places = accepted[states, None], np.arange(depth)
+    return reached > places, (reached >= places) & (trace.ranks[states, :depth] != NO_TRIAL), sequence_of(trace, states)
+
+
+def _probe_trials(probe: Probe, depth: int) -> Trials:
+    nodes = set(probe.tree.paths)
+    depth = next((d for d in range(depth) if (0,) * (d + 1) not in nodes), depth)
+    if not depth:
+        raise OutOfRange("Survival needs the likeliest first guess, but the probe's tree does not have it.")
+    tokens = tokens_of_trees(probe, Tree.chain(depth).paths, np.arange(1, depth + 2))  # (D+1, S)
+    passed = np.diff(tokens, axis=0).T
+    return passed, np.column_stack([np.diff(probe.starts), passed[:, :-1]]), np.arange(probe.num_sequences)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, singledispatch
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -37,12 +37,9 @@ Floats = NDArray[np.float64]
 class Source(ABC):
     """A record of accuracies that trees are grown on and judged by.
 
-    kind        : trace, probe or calibration
-    grown_by    : the name of the growth in a plan
-    is_exact    : whether the text is the same with every tree, so that replay tells what decoding takes
-    answers     : the recorded sequences; None for accuracies alone
-    pooled      : the trace, if dynamic trees or trees over marginals can be replayed on it
-    calibration : the accuracies by head and rank; None where there are none
+    kind     : trace, probe or calibration
+    grown_by : the name of the growth in a plan
+    is_exact : whether the text is the same with every tree, so that replay tells what decoding takes
     """
 
     record: Accuracies
@@ -67,10 +64,12 @@ class Source(ABC):
 
     @property
     def answers(self) -> RankTrace | Probe | None:
-        return None
+        """The recorded sequences; None for accuracies alone."""
+        return None if isinstance(self.record, Calibration) else self.record
 
     @property
     def pooled(self) -> RankTrace | None:
+        """The trace, if dynamic trees or trees over marginals can be replayed on it."""
         return None
 
     @property
@@ -80,6 +79,7 @@ class Source(ABC):
 
     @property
     def calibration(self) -> Calibration | None:
+        """The accuracies by head and rank; None where there are none."""
         return None
 
     @property
@@ -124,8 +124,13 @@ class Source(ABC):
         return None
 
     @abstractmethod
+    def guess_counts(self, draft: Draft) -> Floats | IntArray:
+        """(D+1,) steps that emit 0, 1, ... guesses with a draft; their shares of all steps for accuracies alone."""
+
     def guess_shares(self, draft: Draft) -> Floats:
         """(D+1,) share of the steps that emit 0, 1, ... guesses with a draft."""
+        counts = self.guess_counts(draft)
+        return np.asarray(counts / max(counts.sum(), 1))
 
     def row_counts(self, size: int) -> IntArray | None:
         """(size + 1,) how many steps verify 0, 1, ... rows with a tree of so many; None where all verify all of them."""
@@ -133,7 +138,14 @@ class Source(ABC):
 
     def held_out_shares(self, held_out: HeldOut, size: int) -> Floats:
         """(D+1,) the same for a grown tree, on answers that it was not grown on if there are answers."""
-        return self.guess_shares(held_out.grown.tree(size))
+        tree, record, counts = held_out.grown.tree(size), self.answers, np.zeros(MOST_DEPTH + 1)
+        if record is None:
+            return self.guess_shares(tree)
+        for test, grown in held_out.by_fold:
+            fold_counts = source_of(record.select(test)).guess_counts(grown.largest(size))
+            counts[: len(fold_counts)] += fold_counts
+        most = int(np.flatnonzero(counts).max(initial=tree.depth))
+        return np.asarray(counts[: 1 + most] / max(counts.sum(), 1))
 
     def caveats(self, tree: Tree, *, budget: int, most: int) -> list[str]:
         """Cautions about the figures of a tree, where trees of up to ``most`` rows were grown and ``budget`` asked for."""
@@ -141,34 +153,7 @@ class Source(ABC):
 
 
 @dataclass(frozen=True)
-class AnswersSource(Source):
-    """A record of answers: trees are grown on some of them and judged on the others."""
-
-    record: RankTrace | Probe
-
-    @property
-    def answers(self) -> RankTrace | Probe:
-        return self.record
-
-    @abstractmethod
-    def guess_counts(self, draft: Draft) -> IntArray:
-        """(D+1,) number of steps that emit 0, 1, ... guesses with a draft."""
-
-    def guess_shares(self, draft: Draft) -> Floats:
-        counts = self.guess_counts(draft)
-        return np.asarray(counts / max(int(counts.sum()), 1))
-
-    def held_out_shares(self, held_out: HeldOut, size: int) -> Floats:
-        depth, counts = held_out.grown.tree(size).depth, np.zeros(MOST_DEPTH + 1)
-        for test, grown in held_out.by_fold:
-            fold_counts = type(self)(self.record.select(test)).guess_counts(grown.largest(size))
-            counts[: len(fold_counts)] += fold_counts
-        most = int(np.flatnonzero(counts).max(initial=depth))
-        return np.asarray(counts[: 1 + most] / max(counts.sum(), 1))
-
-
-@dataclass(frozen=True)
-class TraceSource(AnswersSource):
+class TraceSource(Source):
     """A rank trace as a source: a tree changes how many steps the text takes."""
 
     record: RankTrace
@@ -235,7 +220,7 @@ class TraceSource(AnswersSource):
 
 
 @dataclass(frozen=True)
-class ProbeSource(AnswersSource):
+class ProbeSource(Source):
     """A probe as a source: a tree changes how many tokens its steps emit. Only the probe's own policy is judged exactly."""
 
     record: Probe
@@ -336,7 +321,7 @@ class CalibrationSource(Source):
             np.bincount([1, size], [without, self.record.trials[0]]).astype(np.int64) if without and size > 1 else None
         )
 
-    def guess_shares(self, draft: Draft) -> Floats:
+    def guess_counts(self, draft: Draft) -> Floats:
         tree = draft_tree(draft)
         accept = self.record.of_length(tree.depth).accept
         reached = np.bincount(tree.depths, product_values(accept, tree.paths)) * self.record.drafted
@@ -354,16 +339,12 @@ class CalibrationSource(Source):
         return ["Predicted from marginal accuracies alone: independent heads, nothing held out."]
 
 
-@singledispatch
 def source_of(record: Accuracies) -> Source:
     """The source that a trace, a probe or a calibration is.
 
     >>> source_of(RankTrace(np.array([[0], [3], [0], [-2]]), np.array([0, 4]))).rates(Tree.chain(1)).tokens_per_step
     1.5
     """
-    raise TypeError(f"Trees are grown on a trace, a probe or a calibration, but got {type(record).__name__}.")
-
-
-source_of.register(RankTrace, TraceSource)
-source_of.register(Probe, ProbeSource)
-source_of.register(Calibration, CalibrationSource)
+    if isinstance(record, RankTrace):
+        return TraceSource(record)
+    return ProbeSource(record) if isinstance(record, Probe) else CalibrationSource(record)
