@@ -6,7 +6,6 @@ import pytest
 from rich.console import Console
 
 from tests.test_figures import some_bench, some_plan
-from treeopt.files.fields import adapter
 from treeopt.records.contender import Predicted, Quality
 from treeopt.records.origins import Provenance
 from treeopt.report.bench_table import about_rule, bench_table, bench_tables, text_price
@@ -96,10 +95,3 @@ def test_one_prediction_stands_in_the_tables():
     heads = [column.header.split("\n")[1] for column in table.columns if "tokens/step" in column.header]
     assert heads == ["predicted", "measured"]
     assert {row[2] for row in table.rows} == {"1.33"}
-
-
-@pytest.mark.parametrize("known", [{"product": 1.5, "replayed": 1.4, "replayed_stderr": 0.1}, {"product": 1.4}])
-def test_older_predictions_are_read(known):
-    """A product of accuracies stood beside what was replayed, and alone where nothing was."""
-    predicted = adapter(Predicted).validate_python(known)
-    assert (predicted.tokens_per_step, predicted.stderr) == (1.4, known.get("replayed_stderr"))

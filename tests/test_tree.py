@@ -68,9 +68,3 @@ def test_cut_keeps_parents():
 def test_grown_trees_have_no_other_sizes():
     with pytest.raises(InvalidInput, match="1 to 2"):
         GrownTrees.nested(((), (0,)), np.array([1.0, 0.5])).tree(3)
-
-
-@given(trees(depth=3, ranks=3))
-def test_expanding_nodes_are_those_with_children(tree):
-    children = np.bincount(tree.parents[1:], minlength=len(tree))
-    assert tree.expanding() == [int(((tree.depths == depth) & (children > 0)).sum()) for depth in range(tree.depth)]

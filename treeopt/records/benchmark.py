@@ -34,7 +34,7 @@ ERROR = 0.001  # of an interval at a look
 class Benchmark(JsonRecord):
     """All contenders of one run; they decoded the same prompts, interleaved.
 
-    prompts    : "held out"; older files may have "trace", for those of the calibration
+    prompts    : "held out"
     inputs     : file -> sha256 of what the contenders were predicted from
     quality    : contender -> its texts as judged by the target, where they depend on the tree
     loop_share : share of the plain answers that ended in a loop

@@ -7,17 +7,13 @@ block    prompts that were decoded together with one contender; contenders are i
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated
 
 import numpy as np
-from pydantic import AliasChoices, Field
 
 from treeopt.files.fields import Count, NotNegative, Positive, Share
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
 from treeopt.records.estimate import Estimate
 from treeopt.records.figure import AnyDraft, Rate
-
-OLDER_RATES = AliasChoices("tokens_per_step", "replayed", "product")  # the first that a file has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +55,10 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """Tokens per step before a run, with their standard error, as files have them; None where unknown.
+    """Tokens per step before a run, with their standard error, as files have them; None where unknown."""
 
-    Older files have a product of accuracies beside the replayed rate.
-    """
-
-    tokens_per_step: Annotated[Rate | None, Field(validation_alias=OLDER_RATES)] = None
-    stderr: Annotated[NotNegative | None, Field(validation_alias=AliasChoices("stderr", "replayed_stderr"))] = None
+    tokens_per_step: Rate | None = None
+    stderr: NotNegative | None = None
 
     @classmethod
     def of(cls, rate: Estimate | None) -> "Predicted":

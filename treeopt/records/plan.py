@@ -18,7 +18,7 @@ from treeopt.records.estimate import Estimate
 from treeopt.records.figure import Figure, fastest
 from treeopt.records.origins import DrafterRecord, JsonRecord, Provenance, RuleRecord, Runtime
 from treeopt.trees.draft import Draft, draft_tree
-from treeopt.trees.shapes import GROWN, Limits
+from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Choice, Tree
 
 ROOT = Tree.chain(0)
@@ -274,8 +274,6 @@ class Plan(JsonRecord):
     def limits(self, default: Limits) -> Limits:
         """The limits of the search; a limit that the plan does not say is that of ``default``."""
         known = {name: getattr(self.constraint, name, None) for name in Limits.__dataclass_fields__}
-        if known["shape"] not in GROWN:  # an older plan for an engine that takes such trees
-            del known["shape"]
         return replace(default, **{name: limit for name, limit in known.items() if limit is not None})
 
     @property

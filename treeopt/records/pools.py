@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
-from typing_extensions import Self, TypedDict
+from typing_extensions import TypedDict
 
 from treeopt.errors import InvalidInput, quoted
 from treeopt.trees.draft import MOST_BLOCK, MOST_LEVELS, MOST_TOPK, MOST_WIDTH
@@ -95,39 +95,37 @@ USUAL = Counts(levels=MOST_LEVELS, topks=(2, 4, 8), depth=MOST_BLOCK, widths=(MO
 USUAL_OF_BLOCKS = Counts(depth=MOST_BLOCK, widths=(MOST_WIDTH,))
 
 
+SETTINGS = {"pools": "topks", "marginals": "widths"}  # in a trace's meta, beside the levels
+
+
 @dataclass(frozen=True, eq=False)
 class Pools:
-    """The pools of every state, for each topk.
+    """The pools of every state, for each topk; or its trees over marginals, for each width.
 
     places : (P, n, L (L + 1) / 2) uint8  column d - 1 of `columns_of` s has the true path's node of depth d: its place from 0
              among the nodes of the first s levels, or NO_PLACE where it is not among them
-
-    Raises InvalidInput for places of another shape.
     """
 
     levels: int
     topks: tuple[int, ...]
     places: NDArray[np.uint8]
-    name, key = "pools", "topks"  # in a trace's meta
-
-    def __post_init__(self) -> None:
-        shape = (len(self.places), len(self.topks), columns_of(self.levels).stop)
-        if self.places.shape != shape:
-            raise InvalidInput(f"places of the {self.name} must be {shape}, but are {self.places.shape}.")
 
     @classmethod
-    def of(cls, record: Mapping[str, Any] | None, places: NDArray[np.uint8]) -> Self:
-        """The pools of places, by the object in a trace's meta."""
-        if record is None:
-            raise InvalidInput(f"meta must have the levels and {cls.key} of the {cls.name}, but has none.")
-        return cls(record["levels"], tuple(record[cls.key]), places)
+    def of(cls, name: str, meta: Mapping[str, Any], places: NDArray[np.uint8] | None) -> Pools | None:
+        """The pools of places, None without any, by a trace's meta; ``name`` is "pools" or "marginals".
+
+        Raises InvalidInput for places of another shape than the meta says.
+        """
+        if places is None:
+            return None
+        if (record := meta.get(name)) is None:
+            raise InvalidInput(f"meta must have the levels and {SETTINGS[name]} of the {name}, but has none.")
+        levels, topks = record["levels"], tuple(record[SETTINGS[name]])
+        shape = (len(places), len(topks), columns_of(levels).stop)
+        if places.shape != shape:
+            raise InvalidInput(f"places of the {name} must be {shape}, but are {places.shape}.")
+        return cls(levels, topks, places)
 
     def places_in(self, levels: int, topk: int) -> NDArray[np.uint8]:
         """(P, levels) place of the true path's node of each depth in the pool of so many levels."""
         return self.places[:, self.topks.index(topk), columns_of(levels)]
-
-
-class Marginals(Pools):
-    """The trees over marginals of every state, for each width: `Pools` whose levels are depths."""
-
-    name, key = "marginals", "widths"

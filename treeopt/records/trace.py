@@ -27,7 +27,7 @@ from treeopt.files import npz, storage
 from treeopt.files.fields import Positive
 from treeopt.records.display import Drawn
 from treeopt.records.origins import Origins, ShardRecord
-from treeopt.records.pools import Marginals, MarginalsRecord, Pools, PoolsRecord
+from treeopt.records.pools import MarginalsRecord, Pools, PoolsRecord
 from treeopt.trees.tree import MOST_RANK, BoolArray, IntArray, read_only
 
 MISS, NO_TRIAL = -1, -2  # instead of a rank: beyond the recorded ranks; nothing to guess
@@ -281,12 +281,12 @@ class RankTrace(Answers):
     @cached_property
     def pools(self) -> Pools | None:
         """The pools of dynamic trees; None where none were recorded. Raises InvalidInput for arrays that do not fit."""
-        return None if self.pool_places is None else Pools.of(self.meta.get("pools"), self.pool_places)
+        return Pools.of("pools", self.meta, self.pool_places)
 
     @cached_property
-    def marginals(self) -> Marginals | None:
+    def marginals(self) -> Pools | None:
         """The places of trees over marginals; None where none were recorded. Raises InvalidInput as `pools` does."""
-        return None if self.marginal_places is None else Marginals.of(self.meta.get("marginals"), self.marginal_places)
+        return Pools.of("marginals", self.meta, self.marginal_places)
 
     @cached_property
     def has_step(self) -> BoolArray:

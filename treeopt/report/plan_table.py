@@ -15,7 +15,7 @@ from treeopt.report.table import Column, Table, texts
 from treeopt.report.terminal import together
 from treeopt.report.verdict import BY_DEFAULT, doubts
 from treeopt.report.wording import count, kinds_of, percent, percentages, pm, ranges, timed
-from treeopt.trees.draft import ANEW
+from treeopt.trees.draft import ANEW, Draft
 from treeopt.trees.tree import Choice, Tree
 
 
@@ -51,11 +51,18 @@ def _cells(e: PlanEntry, *, is_part: bool) -> tuple[str, ...]:
     f = e.chosen
     return (
         *map(str, (e.batch_size, f.size, f.depth)),
-        e.draft.shape if e.speculates else "do not speculate",
+        _setting(e.draft),
         pm(f.tokens_per_step),
         *([pm(f.overhead)] if is_part else [timed(f.step_ms), timed(f.tokens_per_s, 0)]),
         timed(f.speedup),
     )
+
+
+def _setting(draft: Draft) -> str:
+    """Nodes of each depth of a fixed tree, the setting of another draft."""
+    if len(draft) == 1:
+        return draft.words
+    return " ".join(map(str, draft.widths())) if isinstance(draft, Tree) else draft.name
 
 
 def kinds_table(plan: Plan) -> Table | None:

@@ -136,7 +136,7 @@ class Decoder(Stepper):
         """Make room for these prompts, their answers, and the largest of these drafts."""
         self._drafting, self.draft = {}, None  # what they hold is free before more is taken
         # The cache holds the rows that are verified behind the text, or those that nodes are drafted from.
-        held = [max(len(draft), sum(draft.expanding())) for draft in drafts]
+        held = [max(len(draft), 1 + (draft.topk or 1) * (draft.depth - 1)) for draft in drafts]
         room = self.setup.capacity(prompts) + max(held, default=1)
         self.cache = TreeCache(self.target.num_layers, rows, room, self.target.layer_devices)
         self.draft = None if self.drafter is None else self.drafter.start(rows, room)

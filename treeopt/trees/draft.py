@@ -47,10 +47,8 @@ class Draft(Protocol):
     name       : what tables and journals call it
     words      : what sentences call it; "do not speculate" for a lone root
     mark       : what stands beside a mark in a picture: rows of a fixed tree, the setting of another draft
-    shape      : nodes of each depth of a fixed tree, the setting of another draft
     kind       : "plain" (a lone root), "chain", "tree", "dynamic", "ddtree" or "copied"; for display
     record     : the object that files have for it; `draft_of` reads it
-    expanding  : nodes of depth 0, 1, ... whose children are drafted
     """
 
     @property
@@ -72,17 +70,14 @@ class Draft(Protocol):
     @property
     def mark(self) -> str: ...
     @property
-    def shape(self) -> str: ...
-    @property
     def kind(self) -> str: ...
     @property
     def record(self) -> dict[str, object]: ...
-    def expanding(self) -> list[int]: ...
     def __len__(self) -> int: ...
 
 
 class Numbers:
-    """The base of drafts that a few numbers describe. Its `expanding` is a node of each depth, the least that there can be."""
+    """The base of drafts that a few numbers describe."""
 
     rows: int
 
@@ -90,15 +85,11 @@ class Numbers:
         return self.rows
 
     options = property(lambda self: {})
-    words = mark = shape = property(lambda self: self.name)
+    words = mark = property(lambda self: self.name)
 
     @property
     def record(self) -> dict[str, object]:
         return dict(vars(self))
-
-    def expanding(self: Draft) -> list[int]:
-        """One node of each depth."""
-        return [1] * self.depth
 
 
 @dataclass(frozen=True, order=True)
@@ -124,14 +115,6 @@ class DynamicTree(Numbers):
     depth = property(lambda self: self.levels)
     cost = property(lambda self: Cost(topk_family(self.topk), self.rows, self.levels))
     words = property(lambda self: f"dynamic tree {self.name}")
-
-    def expanding(self) -> list[int]:
-        """How many nodes of each depth the drafter expands.
-
-        >>> DynamicTree(3, 4, 16).expanding()
-        [1, 4, 4]
-        """
-        return [1, *[self.topk] * (self.levels - 1)]
 
     @property
     def name(self) -> str:
@@ -209,10 +192,6 @@ class CopiedText(Numbers):
     record = property(
         lambda self: {"copies": self.drafter, "settings": self.options, "rows": self.rows, "depth": self.depth}
     )
-
-    def expanding(self) -> list[int]:
-        """No nodes: nothing is computed to draft."""
-        return []
 
 
 @dataclass(frozen=True)

@@ -159,10 +159,6 @@ class Tree:
         return str(len(self))
 
     @property
-    def shape(self) -> str:
-        return " ".join(map(str, self.widths()))
-
-    @property
     def record(self) -> dict[str, object]:
         """The object that files have for it."""
         return {"medusa_choices": self.choices}
@@ -211,14 +207,6 @@ class Tree:
         for i in range(1, len(self)):
             mask[i] |= mask[self.parents[i]]
         return read_only(mask, np.bool_)
-
-    def expanding(self) -> list[int]:
-        """Number of nodes with children at depths 0, 1, ...
-
-        >>> Tree.from_choices([[0], [1], [0, 0], [0, 1]]).expanding()
-        [1, 1]
-        """
-        return [int(number) for number in np.bincount(self.depths[np.unique(self.parents[1:])])]
 
     def widths(self) -> list[int]:
         """Number of nodes at depths 1, 2, ...

@@ -96,7 +96,7 @@ def best_first(logs: Sequence[Sequence[float]], count: int) -> Iterator[tuple[Ch
 
 
 def cut_places(logs: Sequence[Sequence[float]], ranks: Sequence[int], width: int) -> list[int]:
-    """Places of the nodes of one state's true path within every depth cut, as `treeopt.records.pools.Marginals` has them."""
+    """Places of the nodes of one state's true path within every depth cut, as `treeopt.records.pools.Pools` has them."""
     found, most = [NO_PLACE] * columns_of(len(logs)).stop, MOST_ROWS - 1
     true, depth = tuple(takewhile(lambda rank: 0 <= rank < width, ranks)), 1
     for path, taken in best_first([of_depth[:width] for of_depth in logs], most):
