@@ -45,7 +45,7 @@ OPTIONS: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
     "arctic:suffix": ("suffix_speculative_tokens suffix_cache_max_depth", [(), (4, 8), (32, 64)]),
     "transformers:prompt-lookup": ("prompt_lookup_num_tokens max_matching_ngram_size", [(5,), (3, 2), (16, 8)]),
     "openvino:prompt-lookup": ("num_assistant_tokens max_ngram_size", [(5, 3), (3, 2), (16, 8)]),
-    "exllamav3:ngram": ("num_draft_tokens ngram_match_min dynamic_draft", [(5, 1), (3, 2), (16, 8), (8, 2, True)]),
+    "exllamav3:ngram": ("num_draft_tokens ngram_match_min", [(5, 1), (3, 2), (16, 8)]),
     "llama.cpp:ngram-simple": ("spec_ngram_simple_size_n spec_ngram_simple_size_m", [(), (4, 8), (24, 64)]),
     "llama.cpp:ngram-map-k": ("spec_ngram_map_k_size_n spec_ngram_map_k_size_m", [(), (4, 8), (24, 64)]),
     "llama.cpp:ngram-map-k4v": ("spec_ngram_map_k4v_size_n spec_ngram_map_k4v_size_m", [(), (4, 8), (24, 64)]),

@@ -452,7 +452,7 @@ def read_onnx(files: Files) -> Lengths:
 
 
 def of_pairs(drafter: str, pairs: str) -> CopiedText:
-    """A drafter with options as in "a=1 b=true"."""
+    """A drafter with options as in "a=1 b=2"."""
     settings = {name: yaml.safe_load(value) for name, _, value in (pair.partition("=") for pair in pairs.split())}
     return CopiedText.of(drafter, settings, 9, 8)
 
@@ -477,10 +477,7 @@ COPIED: dict[str, list[CopiedText]] = {
     ],
     "transformers": [of_pairs("transformers:prompt-lookup", "prompt_lookup_num_tokens=8 max_matching_ngram_size=3")],
     "openvino": [of_pairs("openvino:prompt-lookup", "num_assistant_tokens=8 max_ngram_size=4")],
-    "exllamav3": [
-        of_pairs("exllamav3:ngram", "num_draft_tokens=8 ngram_match_min=3"),
-        of_pairs("exllamav3:ngram", "num_draft_tokens=8 ngram_match_min=3 dynamic_draft=true"),
-    ],
+    "exllamav3": [of_pairs("exllamav3:ngram", "num_draft_tokens=8 ngram_match_min=3")],
     "llama-cpp": [
         of_pairs("llama.cpp:ngram-simple,ngram-mod", f"{SIMPLE} {MOD} spec_ngram_mod_n_max=8"),
         of_pairs("llama.cpp:ngram-map-k", "spec_ngram_map_k_size_n=4 spec_ngram_map_k_size_m=8"),

@@ -1,7 +1,5 @@
 """Drafts of text alone by their definitions, over the whole text anew at every step; nothing of the product is used."""
 
-import math
-
 
 def earlier(text: list[int], n: int) -> list[int]:
     """Where the last n tokens stood before, as starts."""
@@ -27,35 +25,7 @@ def transformers(text, k, longest, _, left, end):
 
 def openvino(text, k, longest, _, left, end):
     k = min(k, left - 1)
-    return vllm_v1(text, k, len(text) // 2 if longest >= len(text) else longest, 1) if k > 0 else []
-
-
-def mean_accepted(counted):
-    mean = counted[0]
-    for a in counted[1:]:
-        w = 1.3 if a > mean else 0.65
-        mean = w * a + (1 - w) * mean
-    return mean
-
-
-def windows(k, m, dynamic):
-    """ExLlamaV3's job: sent its text it gives a draft, and sent then how many guesses were accepted it goes on."""
-    counted, rounds, window = [], 0, k
-    while True:
-        text = yield
-        if counted and dynamic:
-            mean = mean_accepted(counted)
-            window = max(1, min(k, math.ceil(mean)))
-            if mean < 0.3:
-                rounds += 1
-                window = min(2, k) if rounds == 16 else 0
-                rounds %= 16
-            else:
-                rounds = 0
-        draft = longest_suffix(text, window, None, m, None, None)
-        accepted = yield draft
-        if draft:
-            counted.append(accepted + (accepted == len(draft)))
+    return vllm_v1(text, k, longest, 1) if k > 0 else []
 
 
 def longest_suffix(text, k, _, shortest, left, end):

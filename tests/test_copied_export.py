@@ -65,7 +65,6 @@ WRONG = [
     ("transformers:prompt-lookup", {"max_matching_ngram_size": 2}, "drafts nothing without prompt_lookup_num_tokens"),
     ("openvino:prompt-lookup", {"num_assistant_tokens": 4}, "drafts nothing without max_ngram_size"),
     ("exllamav3:ngram", {"num_draft_tokens": 4}, "drafts nothing without ngram_match_min"),
-    ("exllamav3:ngram", {"ngram_match_min": 2, "dynamic_draft": 1}, "takes False or True, but got 1"),
     ("llama.cpp:ngram-simple", {"spec_ngram_simple_size_n": 1025}, "takes whole numbers from 1 to 1024"),
     ("llama.cpp:ngram-mod", {"spec_ngram_mod_n_match": 0}, "takes whole numbers from 1 to 1024"),
     ("llama.cpp:ngram-map-k", {"spec_ngram_map_k_min_hits": 2}, "takes the options .*size_m.*, but got"),

@@ -203,14 +203,12 @@ def test_search_and_export_say_that_nothing_was_measured(tmp_path):
 
 def test_configs_say_their_shape(tmp_path):
     shape, file, dtype = shape_of(config(tmp_path, torch_dtype="float16"))
-    assert (shape.head_width, shape.kv_heads, shape.window, dtype) == (8, 2, None, "float16")
+    assert (shape.head_width, shape.kv_heads, dtype) == (8, 2, "float16")
     assert file.name == "config.json"
     assert shape_of(str(tmp_path))[0] == shape
     assert shape_of(config(tmp_path, num_key_value_heads=None))[0].kv_heads == 8
     assert shape_of(config(tmp_path, model_type="qwen3"))[0].head_width == 128
     assert shape_of(config(tmp_path, head_dim=16))[0].head_width == 16
-    assert shape_of(config(tmp_path, model_type="mistral", sliding_window=32))[0].window == 32
-    assert shape_of(config(tmp_path, model_type="qwen2", sliding_window=32))[0].window is None
     assert shape_of("llama-33b")[0] == LLAMA
 
 
@@ -315,12 +313,6 @@ def test_published_steps_stand_beside_the_computed_ones_in_the_documents(request
         pairs = [(1e3 / tokens_per_s, plain, ".1f"), (tree_ms, tree, ".1f"), (overhead, tree / plain, ".2f")]
         cells = [f"{a:{form}} | {b:{form}} | {100 * (b / a - 1):+.0f} %" for a, b, form in pairs]
         assert f"| `{name}` | {' | '.join(cells)} |".replace("-", "−") in text.replace("`llama-", "`llama−"), cells
-
-
-def test_a_window_bounds_the_keys(tmp_path):
-    shape, *_ = shape_of(config(tmp_path, model_type="mistral", sliding_window=32))
-    near, far = (step_operators(shape, Step(1, n, 4)) for n in (32, 4000))
-    assert near == far
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
 from treeopt.records.requestlog import Request
-from treeopt.text.adaptive import WindowLookup
 from treeopt.text.engines import KINDS, text_drafter
 from treeopt.text.llama_cpp import Cache, LlamaCpp, Map, Mod, Simple
 from treeopt.text.matches import LongestSuffix
-from treeopt.text.prompt_lookup import Lookup
+from treeopt.text.prompt_lookup import Lookup, SuffixLookup
 from treeopt.text.replay import replay
 from treeopt.text.rules import MANY
 from treeopt.text.suffix import SuffixDecoding
@@ -56,8 +55,8 @@ LOOKUPS = {
     "vllm-v1": (lambda k, n, m, _: Lookup(k, n, m), slow_text.vllm_v1),
     "vllm-v2": (lambda k, n, m, _: Lookup(k, n, m, latest=True, fill="last"), slow_text.vllm_v2),
     "transformers": (lambda k, n, _, end: Lookup(k, n, cut="last", ends=frozenset({end})), slow_text.transformers),
-    "openvino": (lambda k, n, *_: Lookup(k, n, fill="blank", cut="spare", halved=True), slow_text.openvino),
-    "exllamav3": (lambda k, _, m, end: WindowLookup(k, m), slow_text.longest_suffix),
+    "openvino": (lambda k, n, *_: Lookup(k, n, fill="blank", cut="spare"), slow_text.openvino),
+    "exllamav3": (lambda k, _, m, end: SuffixLookup(k, m), slow_text.longest_suffix),
 }
 
 
@@ -94,20 +93,6 @@ def test_longest_suffix(text):
         longest = max(lengths, default=0)
         end = slow_text.earlier(text[:count], longest)[0] + longest if longest else 0
         assert automaton.match() == (longest, end)
-
-
-def test_a_window_is_as_wide_as_its_definition_says():
-    for seed in range(CASES // 4):
-        rng, prompt, answer = texts(seed)
-        k, m, dynamic = rng.randrange(1, 7), rng.randrange(1, 4), rng.random() < 0.7
-        slow = slow_text.windows(k, m, dynamic)
-        next(slow)
-        for text, _, draft, accepted in steps(
-            WindowLookup(k, m, dynamic=dynamic), prompt, answer * rng.randrange(1, 4)
-        ):
-            wanted = slow.send(text)
-            assert (draft.tokens, draft.rows) == (wanted, 1 + len(wanted)), seed
-            slow.send(accepted)
 
 
 def requests_of(seed: int, most: int = 40) -> tuple[random.Random, list[tuple[list[int], list[int]]]]:

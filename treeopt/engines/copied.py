@@ -43,18 +43,12 @@ def _fault(draft: CopiedText, engines: tuple[str, ...]) -> str | None:
 
 
 def flags(options: Mapping[str, Any], between: str = "-") -> str:
-    """Options as words of a command line. A true option stands without a value, a false one is left out.
+    """Options as words of a command line.
 
     >>> flags({"spec_ngram_simple_size_n": 4, "spec_ngram_simple_size_m": 8})
     ' --spec-ngram-simple-size-n 4 --spec-ngram-simple-size-m 8'
     """
-    words = ""
-    for option, value in options.items():
-        if value is not False:
-            words += f" --{option.replace('_', between)}"
-        if type(value) is not bool:
-            words += f" {shell_word(value)}"
-    return words
+    return "".join(f" --{option.replace('_', between)} {shell_word(value)}" for option, value in options.items())
 
 
 def notes_on(draft: Draft) -> list[str]:

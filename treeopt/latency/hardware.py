@@ -85,7 +85,6 @@ EXPERTS = {
     "qwen3_moe": ("num_experts", "moe_intermediate_size", ""),
     "glm4_moe": ("n_routed_experts", "moe_intermediate_size", "n_shared_experts"),
 }
-WINDOWED = ("mistral", "phi3")  # all of whose layers have the window that the config names
 DTYPES, ITEMSIZE = ("bfloat16", "float16"), 2  # whose numbers take so many bytes
 DRAFT_VOCABULARY = 32000  # of EAGLE-3's published checkpoints, if its config is not given
 
@@ -94,7 +93,6 @@ DRAFT_VOCABULARY = 32000  # of EAGLE-3's published checkpoints, if its config is
 class ModelShape:
     """A decoder of equal layers with gated MLPs.
 
-    window        : keys that a query sees at most
     weight_bytes  : of a weight of the layers; the lm_head has 16 bits
     sparse_layers : the last ones, which have experts
     shared_inner  : width of all experts together that every row takes
@@ -109,7 +107,6 @@ class ModelShape:
     kv_heads: int
     head_width: int
     vocab_size: int
-    window: int | None = None
     weight_bytes: float = ITEMSIZE
     sparse_layers: int = 0
     experts: int = 0
@@ -219,7 +216,6 @@ def _shape(config: dict[str, Any], name: str, file: Path) -> ModelShape:
         head_width=number("head_dim", KNOWN[kind] or width // heads),
         vocab_size=number("draft_vocab_size", number("vocab_size")),
         weight_bytes=_weight_bytes(config.get("quantization_config"), file),
-        window=number("sliding_window") if kind in WINDOWED and config.get("sliding_window") is not None else None,
     )
     if kind not in EXPERTS:
         return dense

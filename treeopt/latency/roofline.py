@@ -90,7 +90,7 @@ def experts_read(experts: int, per_row: int, rows: int) -> float:
 def decoder_operators(shape: ModelShape, step: Step) -> list[Operator]:
     """The layers of one pass over ``step.size`` rows of every sequence, without the lm_head."""
     rows, width, layers, devices = step.batch_size * step.size, shape.width, shape.layers, shape.devices
-    keys = min(step.context_tokens, shape.window or step.context_tokens) + step.size
+    keys = step.context_tokens + step.size
     heads, kv_heads = shape.heads // devices, max(1, shape.kv_heads // devices)
     queries, values = heads * shape.head_width, kv_heads * shape.head_width
     sparse = min(shape.sparse_layers, layers)

@@ -7,13 +7,12 @@ from math import inf, isfinite
 from typing import Any, NamedTuple
 
 from treeopt.errors import InvalidInput, quoted
-from treeopt.text.adaptive import WindowLookup
 from treeopt.text.llama_cpp import Cache, LlamaCpp, Map, Mod, Simple
-from treeopt.text.prompt_lookup import Lookup
+from treeopt.text.prompt_lookup import Lookup, SuffixLookup
 from treeopt.text.rules import TextDrafter
 from treeopt.text.suffix import SuffixDecoding
 
-WORDS = {int: "whole numbers", float: "numbers", bool: "False or True", tuple: "lists of tokens"}
+WORDS = {int: "whole numbers", float: "numbers", tuple: "lists of tokens"}
 SHORT, LONG = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), (2, 4, 8, 12, 16, 24, 32, 48, 64)
 MATCHED = (1, 2, 3, 4, 5, 6, 8, 12)
 FACTORS, PROBS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0), (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
@@ -38,8 +37,8 @@ class Option(NamedTuple):
 
     def takes(self, value: Any) -> bool:
         """Whether the engine takes a value."""
-        if self.kind in (bool, tuple):
-            return type(value) is self.kind
+        if self.kind is tuple:
+            return type(value) is tuple
         return type(value) in (int, self.kind) and self.least <= value <= self.most and isfinite(value)
 
     @property
@@ -50,7 +49,7 @@ class Option(NamedTuple):
         'whole numbers from 1 to 1024'
         """
         words = WORDS[self.kind]
-        if self.kind in (int, float) and self.least > -inf:
+        if self.kind is not tuple and self.least > -inf:
             words += f" from {self.least:g}"
         if self.most < inf:
             words += f" to {self.most:g}"
@@ -153,16 +152,12 @@ KINDS = {
             "num_assistant_tokens": Option("length", SHORT, needed=True),
             "max_ngram_size": Option("longest", MATCHED, needed=True),
         },
-        {"fill": "blank", "cut": "spare", "halved": True},
+        {"fill": "blank", "cut": "spare"},
         {"num_assistant_tokens": 5, "max_ngram_size": 3},
     ),
     "exllamav3:ngram": EngineDrafter(
-        WindowLookup,
-        {
-            "num_draft_tokens": Option("length", SHORT),
-            "ngram_match_min": Option("shortest", MATCHED, needed=True),
-            "dynamic_draft": Option("dynamic", (False, True), kind=bool),
-        },
+        SuffixLookup,
+        {"num_draft_tokens": Option("length", SHORT), "ngram_match_min": Option("shortest", MATCHED, needed=True)},
         usual={"ngram_match_min": 2},
     ),
     "llama.cpp:ngram-simple": EngineDrafter(Simple, prefixed("spec_ngram_simple_", SIZES), memory=SLOTS),

@@ -5,10 +5,10 @@ vLLM, runner V1           min to max      earliest   less is verified
 vLLM, runner V2           min to max      latest     the last token fills up, and is verified as a guess
 transformers              1 to max        earliest   less is verified; nothing behind an end of sequence is drafted; with the prompt too
 OpenVINO GenAI            1 to max        earliest   blanks fill up; one token is spared where the limit is near
-ExLlamaV3                 min to any      earliest   less is verified: adaptive.py
+ExLlamaV3                 min to any      earliest   less is verified; the prompt's last token is the first step's
 
 Sources: vllm 0.33.0 v1/spec_decode/ngram_proposer.py and v1/worker/gpu/spec_decode/ngram/speculator.py · transformers 5.23.0
-generation/candidate_generator.py · openvino.genai prompt_lookup/ · exllamav3 generator
+generation/candidate_generator.py · openvino.genai prompt_lookup/ · exllamav3 00c091e generator/generator.py
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from itertools import takewhile
 from typing import Literal
 
 from treeopt.errors import InvalidInput
-from treeopt.text.matches import Ngrams
+from treeopt.text.matches import LongestSuffix, Ngrams
 from treeopt.text.rules import First, Guesses, TextDrafter
 
 # Tokens that are drafted, by K and by the tokens that may still be emitted.
@@ -39,7 +39,6 @@ class Lookup(TextDrafter):
     latest   : whether the latest of several matches is copied, not the earliest
     fill     : what fills a draft of less than K tokens up to K
     cut      : a key of `CUTS`
-    halved   : whether a text of at most ``longest`` tokens is looked up from half its length on
     ends     : tokens that end a sequence, and a draft
     """
 
@@ -49,7 +48,6 @@ class Lookup(TextDrafter):
     latest: bool = False
     fill: Literal["nothing", "blank", "last"] = "nothing"
     cut: str = "never"
-    halved: bool = False
     ends: Collection[int] = ()
     first: First = "no draft"
 
@@ -64,10 +62,8 @@ class Lookup(TextDrafter):
         return Ngrams(self.shortest, self.longest, "latest" if self.latest else "earliest", tokens=list(prompt))
 
     def draft(self, state: Ngrams, left: int) -> Guesses:
-        tokens, longest = state.tokens, self.longest
-        if self.halved and longest >= len(tokens):
-            longest = len(tokens) // 2
-        n, end = state.match(longest)
+        tokens = state.tokens
+        n, end = state.match(self.longest)
         length = max(CUTS[self.cut](self.length, left), 0) if n else 0
         guesses = list(takewhile(lambda token: token not in self.ends, tokens[end : end + length]))
         rows = 1 + (len(guesses) if self.fill == "nothing" else self.length)
@@ -76,4 +72,30 @@ class Lookup(TextDrafter):
         return Guesses(guesses, rows)
 
     def commit(self, state: Ngrams, tokens: Sequence[int], accepted: int) -> None:
+        state.extend(tokens)
+
+
+@dataclass(frozen=True)
+class SuffixLookup(TextDrafter):
+    """A drafter that copies what followed the longest suffix. The state of a request is its `LongestSuffix`.
+
+    length   : K
+    shortest : fewest tokens of a suffix
+    """
+
+    length: int = 4
+    shortest: int = 1
+    first: First = "step"
+
+    def start(self, prompt: Sequence[int]) -> LongestSuffix:
+        text = LongestSuffix()
+        text.extend(prompt)
+        return text
+
+    def draft(self, state: LongestSuffix, left: int) -> Guesses:
+        n, end = state.match()
+        guesses = state.tokens[end : end + self.length] if n >= self.shortest else []
+        return Guesses(guesses, 1 + len(guesses))
+
+    def commit(self, state: LongestSuffix, tokens: Sequence[int], accepted: int) -> None:
         state.extend(tokens)

@@ -62,13 +62,10 @@ def _beside(settings: Settings, grid: Mapping[str, Sequence[Any]]) -> Iterator[S
     options = dict(settings)
     for option, tried in grid.items():
         value = options.get(option, tried[len(tried) // 2])
-        if isinstance(value, bool):
-            others = [other for other in tried if other != value]
-        else:
-            below, above = [other for other in tried if other < value], [other for other in tried if other > value]
-            others = [*below[-1:], *above[:1]]
-            if option not in options:
-                others.append(value)
+        below, above = [other for other in tried if other < value], [other for other in tried if other > value]
+        others = [*below[-1:], *above[:1]]
+        if option not in options:
+            others.append(value)
         for other in others:
             if fits(changed := {**options, option: other}):
                 yield tuple(sorted(changed.items()))
