@@ -166,11 +166,7 @@ def searched(run: str, engine: str, workers: int) -> tuple[float, float, str]:
         one.ru_utime + one.ru_stime for one in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     ]
     chosen = plan.entries[0].chosen
-    return (
-        perf_counter() - begun,
-        sum(seconds),
-        f"{chosen.draft.name} | {chosen.tokens_per_step:.3f} | {chosen.replay_us or 0:.0f}",
-    )
+    return (perf_counter() - begun, sum(seconds), f"{chosen.draft.name} | {chosen.tokens_per_step:.3f}")
 
 
 def search_row(log: RequestLog, engine: str, workers: int) -> str:

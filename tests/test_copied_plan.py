@@ -395,8 +395,7 @@ def test_of_a_long_log_the_first_answers_are_replayed(run, tmp_path, monkeypatch
 
 
 def test_a_plan_that_is_made_again_is_the_same_file(run):
-    entry = treeopt.search(run=run, **METHOD).entries[0]
-    assert entry.chosen.replay_us > 0
+    treeopt.search(run=run, **METHOD)
     before = run.plan.read_bytes()
     treeopt.search(run=run, **METHOD)
     assert run.plan.read_bytes() == before

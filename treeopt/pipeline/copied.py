@@ -11,7 +11,6 @@ from functools import partial
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
-from time import process_time
 from typing import Any
 
 import numpy as np
@@ -252,9 +251,7 @@ def _parts(log: RequestLog) -> list[BoolArray]:
 def tried_on(log: RequestLog, job: Job, parts: Sequence[BoolArray]) -> list[Candidate]:
     """What a setting did on the conversations of each part, which are marked: (C,) each."""
     name, settings, state, first = job
-    begun = process_time()
     steps = replay(islice(log.requests(), first), lambda: text_drafter(name, dict(settings)), state=state)
-    us = 1e6 * (process_time() - begun) / max(len(steps.rows), 1)
     rows = int(steps.rows.max(initial=1))
     draft = CopiedText.of(name, dict(settings), rows, min(int(steps.drafted.max(initial=0)), rows - 1))
     conversations = np.repeat(log.clusters[: len(steps.starts) - 1], np.diff(steps.starts))
@@ -265,7 +262,7 @@ def tried_on(log: RequestLog, job: Job, parts: Sequence[BoolArray]) -> list[Cand
         tokens = np.bincount(conversations[here], steps.emitted[here], count)[part].astype(np.int64)
         row_counts, accepted = (np.bincount(some[here], minlength=1) for some in (steps.rows, steps.accepted))
         rates = Rates(taken.astype(np.int64), tokens)
-        candidates.append(Candidate(name, draft, rates, accepted=accepted, row_counts=row_counts, replay_us=us))
+        candidates.append(Candidate(name, draft, rates, accepted=accepted, row_counts=row_counts))
     return candidates
 
 

@@ -42,7 +42,6 @@ def figure_of(table: Table, i: int, *, chosen: int | None = None) -> Figure:
         step_ms=Estimate(table.ms[i], table.ms_stderr[i] if table.is_sure else None) if is_timed else None,
         plain_ms=float(table.ms[plain]) if is_timed else None,
         rows_per_step=candidate.rows_per_step,
-        replay_us=candidate.replay_us,
         tokens_per_s=estimate(rates[i], draws[i], is_sure),
         speedup=estimate(rates[i] / rates[plain], over_plain, is_sure or i == plain),
         over_chosen=over_chosen,

@@ -42,7 +42,6 @@ class Candidate:
     held_out   : the family of a grown tree
     accepted   : (D+1,) how many steps of its replay accepted 0, 1, ... guesses; None where that was not counted
     row_counts : (N+1,) how many of them verified 0, 1, ... rows; None where each verifies all that it may
-    replay_us  : processor time of a step of the replay [µs]
     """
 
     group: str
@@ -51,7 +50,6 @@ class Candidate:
     held_out: HeldOut | None = None
     accepted: IntArray | None = None
     row_counts: IntArray | None = None
-    replay_us: float | None = None
 
     @property
     def size(self) -> int:

@@ -30,7 +30,6 @@ class Figure:
 
     plain_ms      : milliseconds of a plain decoding step at the same batch size
     rows_per_step : rows verified on average, root included; None where every step verifies as many as it may
-    replay_us     : processor time of a step of the replay, prompts included [µs], which is no cost of the engine's
     tokens_per_s  : tokens per second of the whole batch
     speedup       : tokens per second over those of plain decoding
     over_chosen   : throughput over that of the draft that was chosen beside it; its value is that of `over`
@@ -50,7 +49,6 @@ class Figure:
     step_ms: EstimatedAmount | None = None
     plain_ms: Amount | None = None
     rows_per_step: Rate | None = None
-    replay_us: Amount | None = field(default=None, compare=False)
     tokens_per_s: EstimatedAmount | None = None
     speedup: EstimatedAmount | None = None
     over_chosen: EstimatedAmount | None = field(default=None, compare=False)

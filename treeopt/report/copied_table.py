@@ -10,8 +10,7 @@ from treeopt.report.wording import pm, timed
 Row = tuple[PlanEntry, str, Figure]
 CAPTION = (
     "Usual is what the engine takes by default, or what its documentation shows. Break-even is what a row more may cost, as a share "
-    "of a plain step, before decoding plainly is faster. Replay µs is what a step of the replay took of a processor here, prompts and "
-    "bookkeeping included, by this package's code and not the engine's: it is no part of the step's cost, and chose nothing."
+    "of a plain step, before decoding plainly is faster."
 )
 
 
@@ -29,9 +28,6 @@ def settings_table(plan: Plan, caption: str = "") -> Table:
     if is_timed:
         columns.append(Column("step ms", lambda row: timed(row[2].step_ms), spare=2))
         columns.append(Column("speedup", lambda row: timed(row[2].speedup)))
-    columns.append(
-        Column("replay µs", lambda row: "–" if row[2].replay_us is None else f"{row[2].replay_us:.0f}", spare=3)
-    )
     columns.append(Column("break-even", lambda row: pm(row[2].break_even), spare=1))
     return Table(
         "The best setting for each batch size" if is_timed else "The setting that emits the most tokens per step",
