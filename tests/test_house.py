@@ -151,7 +151,7 @@ def functions_of_many_parameters() -> set[str]:
 
 def questions_for_a_sources_type() -> set[str]:
     """``isinstance`` on traces, calibrations and probes belongs to records/; growth/source.py is the place that tells
-    the kinds apart, by ``singledispatch``."""
+    the kinds apart, by a table."""
     found = set()
     for module, tree in modules().items():
         if room_of(module) == "records":

@@ -9,7 +9,9 @@ at most one of 20 pairs of equal sources is called different.
 C conversations · D depths · B bootstrap draws
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 from treeopt.errors import OutOfRange
 from treeopt.growth.probed import tokens_of_trees
 from treeopt.growth.replay import accepted_lengths, sequence_of, visited
+from treeopt.growth.source import source_of
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws, drawn_rates, interval95
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.estimate import Estimate
@@ -56,7 +59,7 @@ class Shares:
 def measure_for(*records: Accuracies) -> str:
     """The measure that all records have: survival where a record is of chains alone, else top-1."""
     for record in records:
-        if isinstance(record, Probe) or record.meta.get("source") == ENGINE_LOG:
+        if source_of(record).kind == "probe" or record.meta.get("source") == ENGINE_LOG:
             return SURVIVAL
     return TOP_1
 
@@ -95,14 +98,13 @@ def shares_of(record: Accuracies, measure: str, depth: int, seed: int = SEED) ->
     >>> shares_of(trace, TOP_1, 1).values.tolist()
     [0.5]
     """
-    if isinstance(record, Calibration):
-        return _counted_shares(record, measure, depth, seed)
-    n = record.num_conversations
+    if (answers := source_of(record).answers) is None:
+        return _counted_shares(cast(Calibration, record), measure, depth, seed)
+    n = answers.num_conversations
     if n < 2:
         raise OutOfRange("Each source must have at least 2 conversations, since their differences tell the noise.")
-    trials = _probe_trials(record, depth) if isinstance(record, Probe) else _trace_trials(record, measure, depth)
-    passed, tried, sequence = trials
-    clusters = record.clusters[sequence]
+    passed, tried, sequence = TRIALS[type(answers)](answers, measure, depth)
+    clusters = answers.clusters[sequence]
     hits, totals = (np.stack([np.bincount(clusters, column, n) for column in rows.T]) for rows in (passed, tried))
     shares = np.asarray(hits.sum(1) / np.maximum(totals.sum(1), 1))
     draws = drawn_rates(hits, totals, conversation_draws(n, seed=seed))
@@ -140,7 +142,7 @@ def _trace_trials(trace: RankTrace, measure: str, depth: int) -> Trials:
     return reached > places, (reached >= places) & (trace.ranks[states, :depth] != NO_TRIAL), sequence_of(trace, states)
 
 
-def _probe_trials(probe: Probe, depth: int) -> Trials:
+def _probe_trials(probe: Probe, measure: str, depth: int) -> Trials:
     nodes = set(probe.tree.paths)
     depth = next((d for d in range(depth) if (0,) * (d + 1) not in nodes), depth)
     if not depth:
@@ -148,3 +150,6 @@ def _probe_trials(probe: Probe, depth: int) -> Trials:
     tokens = tokens_of_trees(probe, Tree.chain(depth).paths, np.arange(1, depth + 2))  # (D+1, S)
     passed = np.diff(tokens, axis=0).T
     return passed, np.column_stack([np.diff(probe.starts), passed[:, :-1]]), np.arange(probe.num_sequences)
+
+
+TRIALS: dict[type, Callable[..., Trials]] = {RankTrace: _trace_trials, Probe: _probe_trials}

@@ -8,7 +8,7 @@ calibration  There are accuracies alone: a path has their product, as if heads e
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -65,7 +65,7 @@ class Source(ABC):
     @property
     def answers(self) -> RankTrace | Probe | None:
         """The recorded sequences; None for accuracies alone."""
-        return None if isinstance(self.record, Calibration) else self.record
+        return None
 
     @property
     def pooled(self) -> RankTrace | None:
@@ -166,6 +166,10 @@ class TraceSource(Source):
         return self.record.top_k
 
     @property
+    def answers(self) -> RankTrace:
+        return self.record
+
+    @property
     def pooled(self) -> RankTrace | None:
         record = self.record
         return record if record.pools or record.marginals else None
@@ -226,6 +230,10 @@ class ProbeSource(Source):
     record: Probe
     kind = "probe"
     grown_by = COVERAGE
+
+    @property
+    def answers(self) -> Probe:
+        return self.record
 
     @property
     def num_ranks(self) -> int:
@@ -345,6 +353,11 @@ def source_of(record: Accuracies) -> Source:
     >>> source_of(RankTrace(np.array([[0], [3], [0], [-2]]), np.array([0, 4]))).rates(Tree.chain(1)).tokens_per_step
     1.5
     """
-    if isinstance(record, RankTrace):
-        return TraceSource(record)
-    return ProbeSource(record) if isinstance(record, Probe) else CalibrationSource(record)
+    return SOURCES[type(record)](record)
+
+
+SOURCES: dict[type, Callable[..., Source]] = {
+    RankTrace: TraceSource,
+    Probe: ProbeSource,
+    Calibration: CalibrationSource,
+}
