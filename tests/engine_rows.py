@@ -462,10 +462,7 @@ SUFFIX = "num_speculative_tokens=12 suffix_decoding_max_tree_depth=32 suffix_dec
 ARCTIC = (
     "suffix_speculative_tokens=12 suffix_cache_max_depth=32 suffix_cache_max_requests=500 suffix_max_spec_factor=2.0"
 )
-SIMPLE, MOD = (
-    "spec_ngram_simple_size_n=4 spec_ngram_simple_size_m=8",
-    "spec_ngram_mod_n_match=16 spec_ngram_mod_n_min=2",
-)
+MOD = "spec_ngram_mod_n_match=16 spec_ngram_mod_n_min=2 spec_ngram_mod_n_max=8"
 K4V = "spec_ngram_map_k4v_size_n=4 spec_ngram_map_k4v_size_m=8 spec_ngram_map_k4v_min_hits=2"
 COPIED: dict[str, list[CopiedText]] = {
     "vllm": [
@@ -479,9 +476,10 @@ COPIED: dict[str, list[CopiedText]] = {
     "openvino": [of_pairs("openvino:prompt-lookup", "num_assistant_tokens=8 max_ngram_size=4")],
     "exllamav3": [of_pairs("exllamav3:ngram", "num_draft_tokens=8 ngram_match_min=3")],
     "llama-cpp": [
-        of_pairs("llama.cpp:ngram-simple,ngram-mod", f"{SIMPLE} {MOD} spec_ngram_mod_n_max=8"),
+        of_pairs("llama.cpp:ngram-mod", MOD),
         of_pairs("llama.cpp:ngram-map-k", "spec_ngram_map_k_size_n=4 spec_ngram_map_k_size_m=8"),
         of_pairs("llama.cpp:ngram-map-k4v", K4V),
+        of_pairs("llama.cpp:ngram-simple", "spec_ngram_simple_size_n=4 spec_ngram_simple_size_m=8"),
         of_pairs("llama.cpp:ngram-cache", ""),
     ],
 }

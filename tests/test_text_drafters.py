@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from treeopt.errors import InvalidInput
 from treeopt.records.requestlog import Request
 from treeopt.text.engines import KINDS, text_drafter
-from treeopt.text.llama_cpp import Cache, LlamaCpp, Map, Mod, Simple
+from treeopt.text.llama_cpp import Cache, Map, Mod, Simple
 from treeopt.text.matches import LongestSuffix
 from treeopt.text.prompt_lookup import Lookup, SuffixLookup
 from treeopt.text.replay import replay
@@ -124,36 +124,22 @@ LLAMA = {
 }
 
 
-def check_llama_cpp(rules, slow, requests, seed):
-    """The first that drafts wins, and alone hears what was accepted."""
-    drafter = LlamaCpp(rules)
-    for prompt, answer in requests:
-        for rule in slow:
-            rule.begin(prompt)
-        for text, _, draft, accepted in steps(drafter, prompt, answer):
-            winner, wanted = next(((rule, found) for rule in slow if (found := rule.draft(text))), (None, []))
-            assert draft.tokens == wanted, (seed, text)
-            assert draft.rows == 1 + len(wanted)
-            if winner:
-                winner.accept(accepted)
-
-
 @pytest.mark.parametrize("name", LLAMA)
 def test_llama_cpp_drafts_what_its_rules_say(name):
-    make, slow, options = LLAMA[name]
+    """A rule hears what was accepted only where it drafted."""
+    make, slow_rule, options = LLAMA[name]
     for seed in range(CASES // 4 if make is Map else CASES):
         rng, requests = requests_of(seed)
         setting = options(rng)
-        check_llama_cpp([make(*setting)], [slow(*setting)], requests, seed)
-
-
-def test_of_several_the_first_that_drafts_wins():
-    for seed in range(CASES // 8):
-        rng, requests = requests_of(seed)
-        settings = [(make, slow, options(rng)) for make, slow, options in LLAMA.values() if rng.random() < 0.6]
-        rules = [make(*setting) for make, _, setting in settings]
-        rng.shuffle(rules)
-        check_llama_cpp(rules, [slow(*setting) for _, slow, setting in settings], requests, seed)
+        drafter, slow = make(*setting), slow_rule(*setting)
+        for prompt, answer in requests:
+            slow.begin(prompt)
+            for text, _, draft, accepted in steps(drafter, prompt, answer):
+                wanted = slow.draft(text)
+                assert draft.tokens == wanted, (seed, text)
+                assert draft.rows == 1 + len(wanted)
+                if wanted:
+                    slow.accept(accepted)
 
 
 SUFFIX = (
@@ -303,11 +289,3 @@ def test_one_bound_of_vllm_is_both_and_none_is_five():
         settings = {"num_speculative_tokens": 3} | {f"prompt_lookup_{which}": n for which, n in bounds.items()}
         drafter = text_drafter("vllm:ngram-v1", settings)
         assert (drafter.longest, drafter.shortest) == wanted
-
-
-def test_llama_cpp_opens_several_in_its_order():
-    drafter = text_drafter("llama.cpp:ngram-mod,ngram-map-k4v,ngram-map-k", {"spec_ngram_map_k_size_n": 3})
-    assert [type(rule) for rule in drafter.rules] == [Map, Map, Mod]
-    assert [(rule.n, rule.counts) for rule in drafter.rules[:2]] == [(3, False), (12, True)]
-    with pytest.raises(InvalidInput, match="and of llama"):
-        text_drafter("vllm:ngram-v1,suffix", {})

@@ -53,11 +53,10 @@ def flags(options: Mapping[str, Any], between: str = "-") -> str:
 
 def notes_on(draft: Draft) -> list[str]:
     """A note if a drafter that copies text keeps something between requests; none for other drafts."""
-    name = draft.name.partition(" ")[0].partition(",")[0]
-    if name not in KINDS or not KINDS[name].memory:
+    if draft.drafter not in KINDS or not KINDS[draft.drafter].memory:
         return []
     return [
-        f"It keeps {KINDS[name].memory}: the plan's figures hold for a server that is not restarted, and had requests such as "
+        f"It keeps {KINDS[draft.drafter].memory}: the plan's figures hold for a server that is not restarted, and had requests such as "
         "those that were replayed before."
     ]
 

@@ -62,7 +62,7 @@ write = Templates(
 
 
 def write_copied(served: Ranges[CopiedText], about: About) -> Written:
-    """Drafters that copy text, several at once where the plan has several."""
+    """Drafters that copy text."""
     draft = only(served)
     if draft.depth == 0:
         return write(served, about)
@@ -235,6 +235,6 @@ ENGINE = ServingEngine(name="llama-cpp", title="llama.cpp", package="llama-cpp-p
            versions="current; older builds have --draft-max and --draft-min, and no --spec-type",
            source="ggml-org/llama.cpp common/arg.cpp, common/speculative.cpp, common/ngram-map.cpp", write=write),
     copied.method(refuses=copied.refuses("llama.cpp"), write=write_copied, checked="llama-cpp-python 0.3.36 (0c1e570)", carrier="--spec-type, and options of the types",
-                  syntax="--spec-type ngram-simple,ngram-mod --spec-ngram-simple-size-n 4 --spec-ngram-mod-n-match 16",
+                  syntax="--spec-type ngram-mod --spec-ngram-mod-n-match 16",
                   source="ggml-org/llama.cpp common/arg.cpp, common/speculative.cpp"),
 ))  # fmt: skip

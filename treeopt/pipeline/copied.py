@@ -28,7 +28,7 @@ from treeopt.records.plan import Plan, PlannedEngine
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import progress
-from treeopt.text.engines import kinds_of, text_drafter
+from treeopt.text.engines import KINDS, text_drafter
 from treeopt.text.replay import State, replay
 from treeopt.text.settings import Settings, drafters_of, sought, usual
 from treeopt.trees.draft import CopiedText, Draft
@@ -271,7 +271,7 @@ def _bracket(replayed: Replays, plan: Plan) -> dict[int, list[str]]:
     brackets: dict[Draft, list[str]] = {}
     chosen = {entry.draft: entry.chosen.tokens_per_step for entry in plan.entries if entry.speculates}
     for draft, rate in chosen.items():
-        if not kinds_of(draft.drafter)[0].memory:
+        if not KINDS[draft.drafter].memory:
             continue
         settings = tuple(sorted(draft.options.items()))
         ((_, judged),) = replayed([(draft.drafter, settings, "cold", None)])

@@ -21,7 +21,7 @@ from treeopt.planning.table import Candidate
 from treeopt.records.benchmark import AS_IT_COMES
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.requestlog import RequestLog
-from treeopt.text.engines import KINDS, kinds_of, text_drafter
+from treeopt.text.engines import KINDS, text_drafter
 from treeopt.text.replay import State, replay
 from treeopt.text.settings import Settings, drafters_of, usual
 from treeopt.trees.draft import CopiedText, Draft
@@ -94,7 +94,7 @@ def copied_entrants(entry: PlanEntry, tried: Mapping[str, Candidate], engine: St
         draft = entry.draft if name == "chosen" else setting.draft
         assert setting.accepted is not None
         shares = (setting.accepted / max(setting.accepted.sum(), 1)).tolist()
-        entrants[name] = Entrant(draft, setting.rates.estimate, shares, not kinds_of(draft.drafter)[0].memory)
+        entrants[name] = Entrant(draft, setting.rates.estimate, shares, not KINDS[draft.drafter].memory)
     return entrants | ({AS_IT_COMES: Entrant(PLAIN, as_it_comes=True)} if engine.as_it_comes else {})
 
 

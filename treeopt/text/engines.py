@@ -7,7 +7,7 @@ from math import inf, isfinite
 from typing import Any, NamedTuple
 
 from treeopt.errors import InvalidInput, quoted
-from treeopt.text.llama_cpp import Cache, LlamaCpp, Map, Mod, Simple
+from treeopt.text.llama_cpp import Cache, Map, Mod, Simple
 from treeopt.text.prompt_lookup import Lookup, SuffixLookup
 from treeopt.text.rules import TextDrafter
 from treeopt.text.suffix import SuffixDecoding
@@ -173,25 +173,16 @@ KINDS = {
 }
 
 
-def kinds_of(name: str) -> list[EngineDrafter]:
-    """The drafters of a name: one, or several of llama.cpp with a comma between them. InvalidInput for an unknown name."""
-    engine, _, kinds = name.partition(":")
-    names = [f"{engine}:{kind}" for kind in kinds.split(",")]
-    if not KINDS.keys() >= set(names) or (len(names) > 1 and engine != "llama.cpp"):
-        raise InvalidInput(
-            f"Drafters that copy text are {', '.join(KINDS)}, and of llama.cpp several, but got {quoted(name)}."
-        )
-    return [KINDS[name] for name in names]
-
-
 def text_drafter(name: str, settings: Mapping[str, Any]) -> TextDrafter:
     """A new drafter by its name and its engine's options. InvalidInput for options and values that the engine refuses.
 
     >>> text_drafter("exllamav3:ngram", {"ngram_match_min": 2}).length
     4
     """
-    kinds = kinds_of(name)
-    options = {option: details for kind in kinds for option, details in kind.options.items()}
+    if name not in KINDS:
+        raise InvalidInput(f"Drafters that copy text are {', '.join(KINDS)}, but got {quoted(name)}.")
+    kind = KINDS[name]
+    options = kind.options
     if unknown := sorted(set(settings) - set(options)):
         raise InvalidInput(f"{name} takes the options {', '.join(sorted(options))}, but got {', '.join(unknown)}.")
     if missing := [option for option, details in options.items() if details.needed and option not in settings]:
@@ -199,10 +190,6 @@ def text_drafter(name: str, settings: Mapping[str, Any]) -> TextDrafter:
     for option, value in settings.items():
         if not options[option].takes(value):
             raise InvalidInput(f"{option} of {name} takes {options[option].values}, but got {quoted(value)}.")
-    rules = [kind.make(**{**kind.fixed, **_parameters(kind, settings)}) for kind in kinds]
-    drafter: TextDrafter = LlamaCpp(rules) if name.startswith("llama.cpp") else rules[0]
+    parameters = {options[option].parameter: value for option, value in settings.items()}
+    drafter: TextDrafter = kind.make(**{**kind.fixed, **parameters})
     return drafter
-
-
-def _parameters(kind: EngineDrafter, settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {option.parameter: settings[name] for name, option in kind.options.items() if name in settings}

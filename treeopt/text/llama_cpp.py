@@ -1,9 +1,8 @@
-"""llama.cpp's drafters of text: ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache, and several at once.
+"""llama.cpp's drafters of text: ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache.
 
-Several rules are asked in this order until one drafts; only that one is told how many of its guesses were accepted. Rules keep
-their tables from request to request, as those of a server with one slot do. They have llama.cpp's defects: the tokens around the
-end of a prompt are in no map, ngram-cache does not count n-grams over the borders of steps, and k4v drafts the tokens behind the
-match, not the value that it counted.
+Rules keep their tables from request to request, as those of a server with one slot do. They have llama.cpp's defects: the tokens
+around the end of a prompt are in no map, ngram-cache does not count n-grams over the borders of steps, and k4v drafts the tokens
+behind the match, not the value that it counted.
 
 tokens : the text of a request, the token that was just sampled last; L tokens stand before that one
 n, m   : tokens of the key that is looked up, and of the value that is copied, at most
@@ -17,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from treeopt.text.matches import Gram, Hashes, Ngrams
-from treeopt.text.rules import NO_GUESSES, Guesses, TextDrafter
+from treeopt.text.rules import Guesses, TextDrafter
 
 MOST_VALUES, MOST_HITS = 4, 16380  # of a key
 MAP_FACTOR, MAP_BITS = 2654435761, 18
@@ -28,56 +27,38 @@ CACHED, CACHE_DRAFT, BUCKETS = 4, 8, 13  # tokens of n-grams; guesses; buckets o
 SAMPLES, PERCENT = (2, 2, 1, 1), (66, 50, 50, 50)  # least, by the tokens of the n-gram
 
 
-class Rule:
-    """A rule.
+class Rule(TextDrafter):
+    """A rule. The state of a request is its text.
 
-    place : in the order in which rules are asked
+    has_drafted : whether the last step had guesses
     """
 
-    place: int
+    has_drafted = False
 
     def begin(self, tokens: list[int]) -> None:
         """Begin a request. ``tokens`` is its prompt, and grows with the answer."""
 
-    def draft(self, tokens: list[int]) -> list[int]:
+    def guesses(self, tokens: list[int]) -> list[int]:
         """Guesses of the next tokens."""
         raise NotImplementedError
 
     def accept(self, accepted: int) -> None:
         """Take the number of accepted guesses of the last draft in."""
 
-
-@dataclass
-class LlamaCpp(TextDrafter):
-    """A llama.cpp server of one slot, with one or several of the five rules. The state of a request is its text.
-
-    winner : the rule whose draft is verified
-    """
-
-    rules: Sequence[Rule]
-    winner: Rule | None = None
-
-    def __post_init__(self) -> None:
-        self.rules = sorted(self.rules, key=lambda rule: rule.place)
-
     def start(self, prompt: Sequence[int]) -> list[int]:
-        tokens, self.winner = list(prompt), None
-        for rule in self.rules:
-            rule.begin(tokens)
+        tokens, self.has_drafted = list(prompt), False
+        self.begin(tokens)
         return tokens
 
     def draft(self, state: list[int], left: int) -> Guesses:
-        self.winner = None
-        for rule in self.rules if left > 1 else ():
-            if guesses := rule.draft(state)[: left - 1]:
-                self.winner = rule
-                return Guesses(guesses, 1 + len(guesses))
-        return NO_GUESSES
+        guesses = self.guesses(state)[: left - 1] if left > 1 else []
+        self.has_drafted = bool(guesses)
+        return Guesses(guesses, 1 + len(guesses))
 
     def commit(self, state: list[int], tokens: Sequence[int], accepted: int) -> None:
         state += tokens
-        if self.winner:
-            self.winner.accept(accepted)
+        if self.has_drafted:
+            self.accept(accepted)
 
 
 @dataclass
@@ -86,12 +67,11 @@ class Simple(Rule):
 
     n: int = 12
     m: int = 48
-    place = 0
 
     def begin(self, tokens: list[int]) -> None:
         self.text = Ngrams(self.n, self.n, "latest", tokens=tokens)
 
-    def draft(self, tokens: list[int]) -> list[int]:
+    def guesses(self, tokens: list[int]) -> list[int]:
         before = len(tokens) - 1
         self.text.index(before)
         _, end = self.text.match(self.n)
@@ -141,10 +121,6 @@ class Map(Rule):
     seen: int = field(default=0, init=False)  # L at the last draft
     last: Value | None = field(default=None, init=False)
 
-    @property
-    def place(self) -> int:  # type: ignore[override]
-        return 1 + self.counts
-
     def begin(self, tokens: list[int]) -> None:
         size, common = len(tokens), self.begun  # llama.cpp takes the last prompt for the beginning of this one
         if common > size:
@@ -161,7 +137,7 @@ class Map(Rule):
             self.key_of.setdefault(tuple(tokens[key.at : key.at + self.n]), key)
         self.hashes = Hashes(tokens, self.n, MAP_FACTOR, MAP_BITS)
 
-    def draft(self, tokens: list[int]) -> list[int]:
+    def guesses(self, tokens: list[int]) -> list[int]:
         n, m, before, self.last = self.n, self.m, len(tokens) - 1, None
         if before < 2 * n + m:
             return []
@@ -229,7 +205,6 @@ class Mod(Rule):
     indexed: int = field(default=0, init=False)
     drafted: int = field(default=0, init=False)
     low: int = field(default=0, init=False)
-    place = 3
 
     def begin(self, tokens: list[int]) -> None:
         self.indexed = self.drafted = 0
@@ -244,7 +219,7 @@ class Mod(Rule):
         self.table.update(zip(codes, tokens[self.indexed + self.n : stop + self.n], strict=True))
         self.indexed = stop
 
-    def draft(self, tokens: list[int]) -> list[int]:
+    def guesses(self, tokens: list[int]) -> list[int]:
         n, before, text, self.drafted = self.n, len(tokens) - 1, tokens[-self.n :], 0
         if before < n:
             return []
@@ -297,9 +272,8 @@ class Cache(Rule):
 
     followers: dict[Gram, Followers] = field(default_factory=dict, init=False)
     seen: int = field(default=0, init=False)
-    place = 4
 
-    def draft(self, tokens: list[int]) -> list[int]:
+    def guesses(self, tokens: list[int]) -> list[int]:
         if self.seen < len(tokens):
             self._count(tokens[self.seen :])
             self.seen = len(tokens)
