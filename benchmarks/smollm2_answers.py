@@ -20,9 +20,9 @@ from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, Schedul
 
 from treeopt import demo
 from treeopt.files import npz
+from treeopt.runtime.acceptance.rules import Greedy
 from treeopt.runtime.engines.openvino import converted
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
-from treeopt.runtime.session import open_acceptance
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import load_target
 from treeopt.runtime.training.opening import AnswerWriter, Asking, open_seeds, own_texts
@@ -86,7 +86,7 @@ def main() -> None:
     target = load_target(demo.SMOLLM2, dtype="bfloat16")
     prompts = open_seeds({"model": demo.SMOLLM2, "prompts": asked.prompts}, target, asked.num_prompts)
     stop = StopRule(target.eos_ids, MAX_NEW_TOKENS)
-    asking = Asking(stop, open_acceptance("greedy", None), target.context)
+    asking = Asking(stop, Greedy(), target.context)
     blocks, engine = AnswerWriter(target, prompts, asking).blocks, Engine(folder, stop)
 
     def finish(numbers: Sequence[int]) -> Iterator[tuple[int, bytes]]:

@@ -17,7 +17,7 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.runtime.prompts.order import Draw, Order, order_of, spread
 from treeopt.runtime.prompts.sets import Conversation, PromptSet, load_prompts
-from treeopt.runtime.session import open_acceptance
+from treeopt.runtime.session import open_rule
 
 from .conftest import in_new_python
 from .prompt_files import PLAIN, load
@@ -99,9 +99,9 @@ def test_one_seed_is_for_the_order_and_for_the_rule_where_that_draws():
     assert order_of({}).seed == 0
     assert order_of({"seed": 4}).seed == 4
     assert order_of({"seed": 4, "in_order": True}).seed is None
-    assert open_acceptance("greedy", seed=4).record == open_acceptance(None).record
-    assert open_acceptance("sample", seed=4).record["seed"] == 4
-    assert "seed" not in open_acceptance("typical", seed=4).record
+    assert open_rule({"acceptance": "greedy", "seed": 4}).record == open_rule({}).record
+    assert open_rule({"acceptance": "sample", "seed": 4}).record["seed"] == 4
+    assert "seed" not in open_rule({"acceptance": "typical", "seed": 4}).record
 
 
 def test_later_commands_go_on_in_the_order_of_the_run(tmp_path):

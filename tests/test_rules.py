@@ -4,7 +4,7 @@ import pytest
 
 from treeopt.errors import InvalidInput
 from treeopt.records.rules import OPTIONS, RULES, check_rule, option_of
-from treeopt.runtime.session import open_acceptance
+from treeopt.runtime.session import open_rule
 
 SAMPLED = {"rule": "sample-then-match", "temperature": 0.7, "top_p": None, "top_k": None, "seed": 0}
 
@@ -29,15 +29,17 @@ def test_a_plan_of_another_rule_than_was_calibrated_since_is_made_anew():
 
 @pytest.mark.parametrize("name", ["greedy", "sample", "typical"])
 def test_the_options_of_a_record_ask_for_the_same_rule(name):
-    options = {"sample": {"top_p": 0.9, "top_k": 8, "seed": 3}, "typical": {"epsilon": 0.16}}.get(name, {})
-    temperature = None if name == "greedy" else 0.6
-    record = open_acceptance(name, temperature, **options).record
+    options = {
+        "greedy": {},
+        "sample": {"temperature": 0.6, "top_p": 0.9, "top_k": 8, "seed": 3},
+        "typical": {"temperature": 0.6, "epsilon": 0.16},
+    }
+    record = open_rule({"acceptance": name, **options[name]}).record
     words = option_of(record).split()
     asked = {words[i][2:].replace("-", "_"): words[i + 1] for i in range(0, len(words), 2)}
     assert asked.pop("acceptance") == name
-    degrees = asked.pop("temperature", None)
     typed = {key: int(value) if key in ("top_k", "seed") else float(value) for key, value in asked.items()}
-    assert open_acceptance(name, degrees and float(degrees), **typed).record == record
+    assert open_rule({"acceptance": name, **typed}).record == record
 
 
 def test_every_rule_has_options():

@@ -185,9 +185,7 @@ def test_a_pool_survives_a_killed_worker_and_says_why_it_cannot_go_on(tmp_path, 
             list(cluster.do(Squares(tmp_path), notes.append, [4]))
         assert "\n" not in str(told.value)
         assert cluster.call(len, [1, 2]) == 2
-        with pytest.raises(
-            InvalidInput, match=r"room for workers=2, each with 1 CPU and 1000 GPUs, but has room for 0"
-        ):
+        with pytest.raises(InvalidInput, match=r"room for workers=2, each with CPU 1 and GPU 1000, but has room for 0"):
             Cluster(2, gpus=1000).start()
     assert capsys.readouterr().out == ""
 

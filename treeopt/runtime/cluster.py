@@ -217,19 +217,14 @@ def check_room(number: int, cpus: int, gpus: float, nodes: Sequence[dict[str, fl
     >>> check_room(2, 1, 1, [{"CPU": 8, "GPU": 1}])
     Traceback (most recent call last):
     ...
-    treeopt.errors.InvalidInput: The cluster must have room for workers=2, each with 1 CPU and 1 GPU, but has room for \
-1: it has 8 CPUs and 1 GPU. Ask for less, or start more machines first.
+    treeopt.errors.InvalidInput: The cluster must have room for workers=2, each with CPU 1 and GPU 1, but has room for 1. \
+Ask for less, or start more machines first.
     """
     wanted = {name: count for name, count in (("CPU", cpus), ("GPU", gpus)) if count}
     room = sum(int(min(node.get(name, 0) / count for name, count in wanted.items()) + 1e-9) for node in nodes)
     if room < number:
-        cpu, gpu = (sum(node.get(name, 0) for node in nodes) for name in ("CPU", "GPU"))
+        each = " and ".join(f"{name} {count:g}" for name, count in wanted.items())
         raise InvalidInput(
-            f"The cluster must have room for `workers={number}`, each with {_some(cpus, 'CPU')} and {_some(gpus, 'GPU')}, "
-            f"but has room for {room}: it has {_some(cpu, 'CPU')} and {_some(gpu, 'GPU')}. Ask for less, or start more "
-            "machines first."
+            f"The cluster must have room for `workers={number}`, each with {each}, but has room for {room}. Ask for less, or "
+            "start more machines first."
         )
-
-
-def _some(number: float, noun: str) -> str:
-    return f"{number:g} {noun}{'s' * (number != 1)}"

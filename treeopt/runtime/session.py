@@ -125,8 +125,32 @@ def open_model(source: Mapping[str, Any]) -> Target:
 
 
 def open_rule(source: Mapping[str, Any]) -> Greedy:
-    options = _given(source, "temperature", "top_p", "top_k", "seed", "epsilon", "delta")
-    return open_acceptance(source.get("acceptance"), given="responses" in source, **options)
+    """The acceptance rule that a session's options ask for (one of `RULES`). Raises InvalidInput for options of another one.
+
+    Rejection needs the draft model too: here it is sampling, and `by_rejection` makes the two of them. Where answers are
+    given, a temperature alone is what they were sampled at, so that their rule is sample-then-match.
+
+    >>> open_rule({"acceptance": "typical", "temperature": 0.5}).record["temperature"]
+    0.5
+    """
+    name, temperature = source.get("acceptance"), source.get("temperature")
+    if name is None and temperature and "responses" not in source:
+        raise InvalidInput(
+            f"`temperature={temperature}` needs a rule that samples: add `acceptance=sample` (lossless) or "
+            "`acceptance=typical`."
+        )
+    name = name or ("sample" if temperature else "greedy")
+    if name not in RULES:
+        raise InvalidInput(f"`acceptance` must be one of {', '.join(RULES)}, but got {name!r}.")
+    for option in ("delta", "epsilon", "top_k", "top_p"):
+        if option in source and option not in OPTIONS[name]:
+            raise InvalidInput(f"`{option}` is not for `acceptance={name}`: leave it out.")
+    if name == "greedy":
+        if temperature:
+            raise InvalidInput(f"`acceptance=greedy` has no temperature: leave `temperature={temperature}` out.")
+        return Greedy()
+    options = _given(source, "temperature", *OPTIONS[name])
+    return Typical(**options) if name == "typical" else Sampling(**options)
 
 
 def open_prompts(
@@ -192,42 +216,6 @@ def open_in_worker(source: Mapping[str, Any], threads: int, prompts: PromptSet |
     """The session of the options, for these prompts where they are known already."""
     torch.set_num_threads(threads)
     return open_session(source, prompts)
-
-
-def open_acceptance(
-    name: str | None, temperature: float | None = None, *, given: bool = False, **options: Any
-) -> Greedy:
-    """The rule called ``name`` (one of `RULES`), with those of its options that were given.
-
-    Rejection needs the draft model too: here it is sampling, and `by_rejection` makes the two of them.
-
-    temperature : of sampling (default 1.0) and of typical acceptance (default 0.7); with ``given`` answers and no
-                  name it is what they were sampled at, so that their rule is sample-then-match
-
-    >>> open_acceptance(None).record["rule"]
-    'greedy'
-    """
-    if name is None and temperature and not given:
-        raise InvalidInput(
-            f"`temperature={temperature}` needs a rule that samples: add `acceptance=sample` (lossless) or "
-            "`acceptance=typical`."
-        )
-    name = name or ("sample" if temperature else "greedy")
-    if name not in RULES:
-        raise InvalidInput(f"`acceptance` must be one of {', '.join(RULES)}, but got {name!r}.")
-    strange = sorted(options.keys() - {*OPTIONS[name], "seed"})  # a seed is also that of the prompts' order
-    if strange:
-        raise InvalidInput(f"`{strange[0]}` is not for `acceptance={name}`: leave it out.")
-    if name == "greedy":
-        if temperature:
-            raise InvalidInput(f"`acceptance=greedy` has no temperature: leave `temperature={temperature}` out.")
-        return Greedy()
-    options = {option: value for option, value in options.items() if option in OPTIONS[name]}
-    if temperature is not None:
-        options["temperature"] = temperature
-    if name == "typical":
-        return Typical(**options)
-    return Sampling(**{"temperature": 1.0, **options})
 
 
 def by_rejection(drafter: Drafter, target: Target, sampling: Greedy) -> tuple[SampledChain, Rejection]:

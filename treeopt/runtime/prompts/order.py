@@ -6,7 +6,6 @@ takes. Those of bench are drawn from all that are left, of every group its share
 """
 
 import hashlib
-import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,25 +39,24 @@ class Draw(Generic[T]):
     def __init__(self, order: Order) -> None:
         self.order = order
         self._kept: dict[int, tuple[int, T]] = {}  # by a hash of the text: place in the order, thing
-        self._last: list[tuple[int, int]] = []  # heap of (-place, hash); on top the last in the order
         self._came = 0
         self.repeated = 0  # things with the text of one that is kept
 
     def add(self, text: str, thing: T) -> None:
-        """Take a thing, and let go of the last in the order where there are too many."""
+        """Take a thing. Once there are twice as many as are wanted, the last in the order are let go."""
         self._came += 1
         key = hashed(self.order.seed, text)
-        place = self._came if self.order.seed is None else key
         self.repeated += key in self._kept
-        if key not in self._kept and (len(self._kept) < self.order.most or place < -self._last[0][0]):
-            self._kept[key] = place, thing
-            heapq.heappush(self._last, (-place, key))
-            if len(self._kept) > self.order.most:
-                del self._kept[heapq.heappop(self._last)[1]]
+        self._kept.setdefault(key, (self._came if self.order.seed is None else key, thing))
+        if len(self._kept) >= 2 * self.order.most:
+            self._kept = dict(self._first())
 
     def things(self) -> list[T]:
         """The drawn things in order; groups are not spread yet."""
-        return [thing for _, thing in sorted(self._kept.values(), key=lambda kept: kept[0])]
+        return [thing for _, (_, thing) in self._first()]
+
+    def _first(self) -> list[tuple[int, tuple[int, T]]]:
+        return sorted(self._kept.items(), key=lambda kept: kept[1][0])[: self.order.most]
 
 
 def spread(groups: Sequence[str], seed: int) -> list[int]:
