@@ -14,7 +14,7 @@ trials : (K,)    states at which head k had something to guess
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,20 +47,12 @@ class TableRow(BaseModel):
     """A head's cells of a table, at one rank or up to one."""
 
     head: str
-    rank: Count | None = None
-    top_k: Positive | None = None
+    rank: Count = 0
+    top_k: Positive = 1
     accuracy: Share | None = None
     hits: Count | None = None
     trials: Positive | None = None
     group: str = ""
-
-
-class Columns(NamedTuple):
-    """The columns of a table: "rank" or "top_k", "accuracy" or "hits"; and columns such as "top3" with their k."""
-
-    place: str
-    value: str
-    wide: dict[str, int]
 
 
 class Heads(NamedTuple):
@@ -84,46 +76,48 @@ def read_table(
     trials : of every head, if the table has none
     rates  : what shares of one rank are; by default survival where they never rise
     """
-    columns = columns_of(_header(content), path)
-    by_group: dict[str, list[TableRow]] = {}
-    for row in limit_rows(_rows(content, columns, path), path):
-        by_group.setdefault(row.group, []).append(row)
-    if not by_group:
-        raise InvalidInput(f"{path} must have lines below its header, but it has none.")
-    groups = {name: heads_of(rows, columns, path) for name, rows in by_group.items()}
-    shapes = {heads.values.shape for heads in groups.values()}
+    place, value, by_group = _columns(content, path)
+    groups = {name: heads_of(rows, place, value, path) for name, rows in by_group.items()}
     heads = next(iter(groups.values()))
     first = heads.values[:, 0].tolist()
-    is_chain = len(shapes) == 1 and heads.values.shape[1] == 1 and not heads.left_out and columns.value == "accuracy"
+    is_chain = {part.values.shape for part in groups.values()} == {(len(first), 1)} and not heads.left_out
     never_rises = len(set(heads.trials)) <= 1 and all(a >= b for a, b in pairwise(first))
-    if is_chain and (rates or len(groups) > 1 or (never_rises and len(first) > 1)):
-        values = {name: part.values[:, 0].tolist() for name, part in groups.items()}
-        return PrintedRates(values, path, drafts=next(iter(heads.trials), None))
+    if is_chain and value == "accuracy" and (rates or len(groups) > 1 or (never_rises and len(first) > 1)):
+        shares = {name: part.values[:, 0].tolist() for name, part in groups.items()}
+        return PrintedRates(shares, path, drafts=next(iter(heads.trials), None))
     if rates not in (None, "marginal") or len(groups) > 1:
         raise InvalidInput(
             f"{path} must have one accuracy a head for groups, and for `rates` of {rates or 'survival'}, but has several ranks, or hits."
         )
-    of_heads, notes = trials_of(heads.trials, len(first), path, trials)
+    if bool(heads.trials) == (trials is not None):
+        what = "says" if heads.trials else "does not say"
+        cure = "leave `trials` out" if heads.trials else "pass `trials`"
+        raise InvalidInput(f"{path} {what} how many trials its shares rest on: {cure}.")
+    of_heads = heads.trials or [trials or 0] * len(first)
+    if len(of_heads) != len(first) or not all(1 <= n <= MOST for n in of_heads):
+        raise InvalidInput(
+            f"{path} must have trials for each of its {len(first)} heads, at least 1, but has {quoted(of_heads)}."
+        )
+    notes = [CUMULATIVE] if place == "top_k" else []
+    if trials is not None:
+        notes.append(ASSUMED.format(trials))
     if heads.left_out:
         taken, left_out = heads.values.shape[1], ", ".join(map(str, heads.left_out))
         notes.append(
-            f"Of each head {taken} rank{'s' * (taken > 1)} from the first on were taken; {columns.place} {left_out} lies behind a gap."
+            f"Of each head {taken} rank{'s' * (taken > 1)} from the first on were taken; {place} {left_out} lies behind a gap."
         )
-    return Measurement(_calibration(heads.values, columns, of_heads, path, notes), tuple(notes))
+    upto = heads.values if place == "top_k" else heads.values.cumsum(1)
+    return Measurement(_calibration(upto, value == "accuracy", of_heads, path), tuple(notes))
 
 
-def _calibration(
-    table: NDArray[np.float64], columns: Columns, trials: list[int], path: Path, notes: list[str]
-) -> Calibration:
-    """The calibration of a table of hits or shares of single ranks, or up to them."""
-    upto = table if columns.place == "top_k" else table.cumsum(1)
-    if columns.place == "top_k":
-        notes.insert(0, CUMULATIVE)
-        if (falls := (np.diff(table, axis=1) < 0).any(1)).any():
-            raise InvalidInput(
-                f"{path} must have cumulative shares that never fall, but those of head {falls.argmax() + 1} do."
-            )
-    if columns.value == "accuracy":
+def _calibration(upto: NDArray[np.float64], are_shares: bool, trials: list[int], path: Path) -> Calibration:
+    """The calibration of (K, R) hits, or shares, at each rank or a better one."""
+    falls = (np.diff(upto, axis=1) < 0).any(1)
+    if falls.any():
+        raise InvalidInput(
+            f"{path} must have cumulative shares that never fall, but those of head {falls.argmax() + 1} do."
+        )
+    if are_shares:
         k = int(upto[:, -1].argmax())
         if upto[k, -1] > 1 + SLACK:
             raise InvalidInput(
@@ -135,55 +129,25 @@ def _calibration(
     return counted(np.concatenate([ends[:, :1], ends[:, 1:] - ends[:, :-1]], axis=1), trials, path)
 
 
-def columns_of(header: Sequence[str], path: Path) -> Columns:
-    places = [name for name in ("top_k", "rank") if name in header]
-    values = [name for name in ("hits", "accuracy") if name in header]
-    wide = {name: int(match[1]) for name in header if (match := WIDE.fullmatch(name))}
-    if wide and not places and not values:
-        return Columns("top_k", "accuracy", wide)
-    if len(places) <= 1 == len(values):
-        return Columns(places[0] if places else "rank", values[0], {})
-    raise InvalidInput(
-        f"{path} must have the columns head, rank or top_k, accuracy or hits, or head, top1, top2, ..., "
-        f"but has {quoted(header)}."
-    )
-
-
-def trials_of(in_file: list[int], heads: int, path: Path, assumed: int | None) -> tuple[list[int], list[str]]:
-    """The trials of every head, and a note if --trials assumes them. A file has them, or they are assumed; never both."""
-    if not in_file and assumed is None:
-        raise InvalidInput(f"{path} does not say how many trials its shares rest on: pass `trials`.")
-    if in_file and assumed is not None:
-        raise InvalidInput(f"{path} says how many trials its shares rest on: leave `trials` out.")
-    of_heads, notes = in_file, list[str]()
-    if assumed is not None:
-        of_heads, notes = [assumed] * heads, [ASSUMED.format(assumed)]
-    if len(of_heads) != heads or not all(1 <= n <= MOST for n in of_heads):
-        raise InvalidInput(
-            f"{path} must have trials for each of its {heads} heads, at least 1, but has {quoted(of_heads)}."
-        )
-    return of_heads, notes
-
-
-def heads_of(rows: Sequence[TableRow], columns: Columns, path: Path) -> Heads:
+def heads_of(rows: Sequence[TableRow], place: str, value: str, path: Path) -> Heads:
     """The rows head by head. Raises InvalidInput for a rank that comes twice, and without the first rank."""
     by_head: dict[str, list[TableRow]] = {}
     for row in rows:
         by_head.setdefault(row.head, []).append(row)
-    first = 1 if columns.place == "top_k" else 0
+    first = 1 if place == "top_k" else 0
     values, trials, ranks = list[list[float]](), list[int](), list[int]()
     for head in head_order(by_head, path):
-        cells = {getattr(row, columns.place) or 0: getattr(row, columns.value) for row in by_head[head]}
+        cells = {getattr(row, place): getattr(row, value) for row in by_head[head]}
         if len(cells) < len(by_head[head]) or first not in cells or None in cells.values():
             raise InvalidInput(
-                f"{path} must give every head each {columns.place} from {first} on once, with its {columns.value}, but head "
+                f"{path} must give every head each {place} from {first} on once, with its {value}, but head "
                 f"{quoted(head)} has {quoted(list(cells))}."
             )
         if values and sorted(cells) != ranks:
             raise InvalidInput(f"{path} must have as many ranks for every head, but head {quoted(head)} has others.")
         ranks = sorted(cells)
-        until = next((place for place, rank in enumerate(ranks, first) if rank != place), first + len(ranks))
-        values.append([cells[rank] for rank in range(first, until)])
+        taken = [rank for number, rank in enumerate(ranks, first) if rank == number]
+        values.append([cells[rank] for rank in taken])
         tried = {row.trials for row in by_head[head]}
         if len(tried) > 1:
             raise InvalidInput(f"{path} must give a head the same trials in all its lines, but has {quoted(tried)}.")
@@ -195,13 +159,38 @@ def heads_of(rows: Sequence[TableRow], columns: Columns, path: Path) -> Heads:
     return Heads(np.array(values, dtype=np.float64), trials, ranks[len(values[0]) :])
 
 
-def _rows(content: str, columns: Columns, path: Path) -> Iterator[TableRow]:
-    """The rows of a table. One with several columns "top1", "top2", ... becomes a row for each of them."""
+def _columns(content: str, path: Path) -> tuple[str, str, dict[str, list[TableRow]]]:
+    """The column of ranks, "rank" or "top_k", that of values, "accuracy" or "hits", and the rows of each group.
+
+    A line with several columns "top1", "top2", ... becomes a row for each of them.
+    """
+    header = _header(content)
+    places = [name for name in ("top_k", "rank") if name in header]
+    values = [name for name in ("hits", "accuracy") if name in header]
+    wide = {name: match[1] for name in header if (match := WIDE.fullmatch(name))}
+    if wide and not places and not values:
+        places, values = ["top_k"], ["accuracy"]
+    elif len(places) > 1 or len(values) != 1:
+        raise InvalidInput(
+            f"{path} must have the columns head, rank or top_k, accuracy or hits, or head, top1, top2, ..., "
+            f"but has {quoted(header)}."
+        )
+    else:
+        wide = {}
+    by_group: dict[str, list[TableRow]] = {}
+    for row in limit_rows(_rows(content, wide, path), path):
+        by_group.setdefault(row.group, []).append(row)
+    if not by_group:
+        raise InvalidInput(f"{path} must have lines below its header, but it has none.")
+    return (places or ["rank"])[0], values[0], by_group
+
+
+def _rows(content: str, wide: Mapping[str, str], path: Path) -> Iterator[TableRow]:
     for number, record in table_rows(content, path):
-        names = {SYNONYMS.get(name, name): cell for name, cell in record.items()}
-        wide = [names | {"top_k": str(k), "accuracy": names.get(name, "")} for name, k in columns.wide.items()]
+        cells = {SYNONYMS.get(name, name): cell for name, cell in record.items()}
         try:
-            yield from [checked(TableRow, row) for row in wide or [names]]
+            for row in [cells | {"top_k": k, "accuracy": cells.get(name, "")} for name, k in wide.items()] or [cells]:
+                yield checked(TableRow, row)
         except InvalidInput as error:
             raise InvalidInput(f"{path} line {number}: {error}") from None
 
