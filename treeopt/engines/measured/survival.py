@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
@@ -27,7 +27,7 @@ from treeopt.engines.measured.files import Measurement, counted
 from treeopt.errors import InvalidInput
 from treeopt.records.bootstrap import conversation_draws, stderr
 from treeopt.records.calibration import ENGINE_LOG, STEPS_WITHOUT
-from treeopt.records.drafters import COUNTED, DrafterKind
+from treeopt.records.drafters import COUNTED
 from treeopt.trees.tree import MOST_DEPTH, IntArray
 
 Floats = NDArray[np.float64]
@@ -68,10 +68,6 @@ class Drafts:
     lengths : number of drafts of each length; None where it is not known
     request : number of the request; all drafts of a request are drawn together
     group   : name of the prompts, to report by
-
-    >>> drafts = Drafts.of(1000, [800, 600, 420], 2900, "x")
-    >>> drafts.had.tolist(), drafts.lengths
-    ([1000.0, 975.0, 950.0], None)
     """
 
     drafts: int
@@ -101,8 +97,8 @@ class Drafts:
 
         Raises InvalidInput if the counts cannot be those of chains.
 
-        >>> Drafts.of(1000, [800, 600, 0], 2000, "x").lengths
-        {2: 1000}
+        >>> Drafts.of(1000, [800, 600, 0], 2000, "x").lengths, Drafts.of(1000, [800, 600, 420], 2900, "x").had.tolist()
+        ({2: 1000}, [1000.0, 975.0, 950.0])
         """
         check_counts(drafts, reached, where)
         if drafted is not None and sum(reached) > drafted:
@@ -174,8 +170,8 @@ class CountedDrafts:
         drafter = drafter or next(iter(self.drafters), None)
         kind = COUNTED.get(drafter or "")
         ends_itself = kind is not None and kind.ends_itself
-        groups, notes = (self.groups, list[str]()) if ends_itself else self._sure()
-        tried, passed, unsure = joined(groups, ends_itself)
+        groups, notes = (ends_as_misses(self.groups), list[str]()) if ends_itself else self._sure()
+        tried, passed, unsure = joined(groups)
         if not tried.size or not tried[:, 0].any():
             raise InvalidInput(NONE.format(self.path))
         calibration = counted(*counts_of(tried, passed), self.path)
@@ -183,10 +179,14 @@ class CountedDrafts:
         rows = tried[:, 0] > 0
         clustered = self.are_requests and rows.sum() > 1
         errors = bootstrapped(tried[rows], passed[rows]) if clustered else greenwood(calibration.trials, hits)
-        lengths = Counter[int]() if ends_itself else lengths_of(groups)
-        names = [group.group for group in groups]
+        lengths, names = lengths_of(groups), [group.group for group in groups]
         own = [str(length) for group in groups for length in group.lengths or () if len(group.lengths or ()) == 1]
-        without = self._steps_without(drafts + int(hits.sum()), kind, tokens)
+        # Other drafters always draft, unless a schedule tells them not to at some batch sizes.
+        if tokens is None and (kind is None or ends_itself):
+            tokens = self.tokens
+        without, by_drafts = None, drafts + int(hits.sum())  # tokens that the steps with a draft emitted
+        if tokens is not None:
+            without = tokens - by_drafts if tokens - by_drafts > FEW_WITHOUT * by_drafts else 0
         calibration.meta.update(
             source=ENGINE_LOG,
             drafts=drafts if self.are_counted else None,
@@ -201,10 +201,8 @@ class CountedDrafts:
             survival_stderr_is_optimistic=not clustered,
         )
         if any(names):
-            calibration.meta["groups"] = parts(groups, names, ends_itself)
-        notes = [*self.notes, *notes]
-        if len(lengths) != 1 and not ends_itself:
-            notes.insert(0, MIXED)
+            calibration.meta["groups"] = parts(groups, names)
+        notes = [*([] if len(lengths) == 1 or ends_itself else [MIXED]), *self.notes, *notes]
         if kind and kind.note:
             notes.append(kind.note)
         if without:
@@ -217,19 +215,6 @@ class CountedDrafts:
         elif not clustered:
             notes.append(OPTIMISTIC)
         return Measurement(calibration, tuple(dict.fromkeys(notes)), drafter=drafter)
-
-    def _steps_without(self, by_drafts: int, kind: DrafterKind | None, tokens: int | None) -> int | None:
-        """Steps that had no draft; None where the emitted tokens are not known.
-
-        Drafters that do not end their drafts themselves always draft, unless a schedule tells them not to at some batch sizes.
-
-        by_drafts : tokens that the steps with a draft emitted
-        """
-        if tokens is None and (kind is None or kind.ends_itself):
-            tokens = self.tokens
-        if tokens is None:
-            return None
-        return tokens - by_drafts if tokens - by_drafts > FEW_WITHOUT * by_drafts else 0
 
     def _sure(self) -> tuple[Sequence[Drafts], list[str]]:
         """The drafts whose lengths are known well enough, and notes on those that were left out."""
@@ -257,18 +242,32 @@ class CountedDrafts:
         return groups, notes
 
 
-def joined(groups: Sequence[Drafts], ends_are_misses: bool = False) -> tuple[Floats, IntArray, Floats]:
-    """Drafts that were tried and that passed each depth, (R, K) by request; and (K,) by how much survival may be off.
-
-    ends_are_misses : whether every draft counts as long as the longest, with wrong guesses beyond its end
-    """
+def depth_of(groups: Sequence[Drafts]) -> int:
+    """Guesses of the longest draft. Raises InvalidInput for more counts than are read."""
     depth = max((len(group.reached) for group in groups), default=0)
-    requests = {request: row for row, request in enumerate(dict.fromkeys(group.request for group in groups))}
     if len(groups) * depth > MOST_COUNTS:
         raise InvalidInput(
             f"There may be {MOST_COUNTS:,} counts in all, but {len(groups):,} requests of {depth} guesses have more: "
             "import a part of them."
         )
+    return depth
+
+
+def ends_as_misses(groups: Sequence[Drafts]) -> list[Drafts]:
+    """The drafts as if each were as long as the longest, with wrong guesses beyond its end."""
+    depth, longer = depth_of(groups), list[Drafts]()
+    for group in groups:
+        reached = np.pad(group.reached, (0, depth - len(group.reached)))
+        had = np.full(depth, float(group.drafts))
+        if group.drafts:
+            longer.append(replace(group, reached=reached, had=had, unsure=np.zeros(depth), lengths=None))
+    return longer
+
+
+def joined(groups: Sequence[Drafts]) -> tuple[Floats, IntArray, Floats]:
+    """Drafts that were tried and that passed each depth, (R, K) by request; and (K,) by how much survival may be off."""
+    depth = depth_of(groups)
+    requests = {request: row for row, request in enumerate(dict.fromkeys(group.request for group in groups))}
     tried, passed = np.zeros((len(requests), depth)), np.zeros((len(requests), depth), dtype=np.int64)
     unsure, drafts = np.zeros(depth), max(sum(group.drafts for group in groups), 1)
     for group in groups:
@@ -276,10 +275,6 @@ def joined(groups: Sequence[Drafts], ends_are_misses: bool = False) -> tuple[Flo
         passed[row, :k] += group.reached
         tried[row, :k] += group.tried
         unsure[:k] += group.unsure * group.drafts / drafts
-        if ends_are_misses:
-            tried[row, 0] += group.drafts - group.tried[0]
-    if ends_are_misses:
-        tried[:, 1:], unsure = passed[:, :-1], np.zeros(depth)
     return tried, passed, unsure
 
 
@@ -289,16 +284,14 @@ def counts_of(tried: Floats, passed: IntArray) -> tuple[IntArray, list[int]]:
     return hits[:, None], np.maximum(np.rint(tried.sum(0)).astype(np.int64), hits).tolist()
 
 
-def parts(
-    groups: Sequence[Drafts], names: Sequence[str], ends_are_misses: bool = False
-) -> dict[str, dict[str, object]]:
+def parts(groups: Sequence[Drafts], names: Sequence[str]) -> dict[str, dict[str, object]]:
     """Hits and trials of the groups of each name."""
     by_name: dict[str, list[Drafts]] = {}
     for group, name in zip(groups, names, strict=True):
         by_name.setdefault(name, []).append(group)
     counts: dict[str, dict[str, object]] = {}
     for name, some in by_name.items():
-        hits, trials = counts_of(*joined(some, ends_are_misses)[:2])
+        hits, trials = counts_of(*joined(some)[:2])
         counts[name] = {"hits": hits.tolist(), "trials": trials}
     return counts
 
