@@ -13,7 +13,7 @@ from typing import Any
 from treeopt import __version__
 from treeopt.engines.base import EARLIEST, LAST, About, Method, Written
 from treeopt.engines.copied import KIND, notes_on
-from treeopt.engines.registry import ENGINES, method_of, removal_notes, search_for, tree_method_of
+from treeopt.engines.registry import ENGINES, method_of, methods_for, removal_notes, search_for, tree_method_of
 from treeopt.errors import InvalidInput
 from treeopt.records.drafters import BLOCKS
 from treeopt.records.origins import DrafterRecord
@@ -190,8 +190,14 @@ def _notes_on(method: Method, served: Ranges[Draft], about: About) -> list[str]:
     """Notes on what the engine does otherwise than the plan, and on what the plan leaves open."""
     engine, longest = method.engine, max(draft.depth for *_, draft in served)
     notes = [note for *_, draft in served for note in notes_on(draft)]
-    if about.drafter == "ngram":
-        notes.append(_note_on_lookup(method, about.drafter_id))
+    if about.drafter == "ngram" and about.drafter_id == "ngram" and method.looks_up == EARLIEST:
+        notes.append(f"{engine} looks n-grams up as treeopt does: {EARLIEST}.")
+    elif about.drafter == "ngram":
+        manner = f", {method.looks_up}" if method.looks_up else ""
+        notes.append(
+            f"{engine} looks n-grams up in its own way{manner}, so its tokens per step differ. Measure them in the engine, and "
+            "read them with treeopt import."
+        )
     is_block = all(len(draft) == draft.depth + 1 for *_, draft in served)
     if about.drafter in BLOCKS and longest and is_block:
         notes.append(
@@ -210,17 +216,6 @@ def _notes_on(method: Method, served: Ranges[Draft], about: About) -> list[str]:
     return notes
 
 
-def _note_on_lookup(method: Method, drafter_id: str | None) -> str:
-    """A note on how the engine looks n-grams up."""
-    if drafter_id == "ngram" and method.looks_up == EARLIEST:
-        return f"{method.engine} looks n-grams up as treeopt does: {method.looks_up}."
-    manner = f", {method.looks_up}" if method.looks_up else ""
-    return (
-        f"{method.engine} looks n-grams up in its own way{manner}, so its tokens per step differ. Measure them in the engine, "
-        "and read them with treeopt import."
-    )
-
-
 def check_rule_of(record: Mapping[str, Any] | None, method: Method) -> list[str]:
     """A note if a plan holds for another rule than greedy decoding. Raises InvalidInput if the engine lacks the rule."""
     rule = rule_of(record)
@@ -228,11 +223,11 @@ def check_rule_of(record: Mapping[str, Any] | None, method: Method) -> list[str]
         return []
     if rule in method.rules:
         return [f"The plan holds for {option_of(record)}: requests must ask for the same."]
-    able = []
-    for engine in ENGINES.values():
-        for other in engine.methods:
-            if rule in other.rules and set(other.drafters) & set(method.drafters):
-                able.append(other.engine)
+    able = [
+        other.engine
+        for other in methods_for(None)
+        if rule in other.rules and set(other.drafters) & set(method.drafters)
+    ]
     cure = f"export --to {' or '.join(able)}, or plan" if able else "plan"
     raise InvalidInput(
         f"{method.engine} with {method.name} accepts by the rule {' or '.join(method.rules)}, but the plan holds for "

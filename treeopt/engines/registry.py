@@ -1,7 +1,7 @@
 """All engines, read from this folder. A new engine is a file with `ENGINE` or `ENGINES`; nothing else knows its name."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -67,14 +67,14 @@ def tree_method_of(engine: str, drafter: str | None, rule: str, batch_sizes: Ite
     return None
 
 
-def grows_trees(drafter: str | None) -> bool:
-    """Whether an engine grows dynamic trees of a kind of drafter.
+def methods_for(drafter: str | None) -> Iterator[Method]:
+    """The methods that run a kind of drafter; all if it is None.
 
-    >>> grows_trees("eagle3"), grows_trees("medusa")
+    >>> any(method.limits.dynamic for method in methods_for("eagle3")), any(m.limits.dynamic for m in methods_for("medusa"))
     (True, False)
     """
-    methods = (method for engine in ENGINES.values() for method in engine.methods)
-    return any(method.limits.dynamic and drafter in method.drafters for method in methods)
+    for engine in ENGINES.values():
+        yield from (method for method in engine.methods if drafter is None or drafter in method.drafters)
 
 
 def runners(drafter: str | None) -> list[str]:
@@ -83,11 +83,7 @@ def runners(drafter: str | None) -> list[str]:
     >>> runners("redrafter")
     ['redrafter']
     """
-    names = []
-    for name, engine in ENGINES.items():
-        if drafter is None or any(drafter in method.drafters for method in engine.methods):
-            names.append(name)
-    return names
+    return list(dict.fromkeys(method.engine for method in methods_for(drafter)))
 
 
 def search_for(method: Method) -> str:

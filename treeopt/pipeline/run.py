@@ -66,11 +66,17 @@ def run_line(
 
     Dynamic trees are recorded for drafters that an engine grows them of, trees over marginals for those of blocks.
     """
-    from treeopt.engines.registry import grows_trees
+    from treeopt.engines.registry import methods_for
     from treeopt.records.drafters import BLOCKS
 
     kind = session.drafter.kind
-    counts = USUAL if grows_trees(kind) else USUAL_OF_BLOCKS if kind in BLOCKS else RANKS_ALONE
+    counts = (
+        USUAL
+        if any(method.limits.dynamic for method in methods_for(kind))
+        else USUAL_OF_BLOCKS
+        if kind in BLOCKS
+        else RANKS_ALONE
+    )
     key = {"source": session.source, "drafter": session.drafter_record, **asdict(wanted)}
     free = ("bench_prompts", "overwrite")  # may be others when a killed run continues
     steps = Journal(run.partial("run"), {name: value for name, value in key.items() if name not in free})
