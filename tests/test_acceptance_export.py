@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeopt.cli import cli
-from treeopt.engines.acceptance import FORMS, numbers_of, write
+from treeopt.engines.acceptance import FORMS, write
 from treeopt.engines.registry import ENGINES
 from treeopt.growth.drift import SURVIVAL, shares_of
 from treeopt.growth.replay import chain_survival
@@ -185,12 +185,6 @@ def test_page_rows():
     """The page has a row for every tool."""
     page = (Path(__file__).parents[1] / "docs" / "engines.md").read_text(encoding="utf-8")
     assert all(f"| `{form.file}` | {form.title} | {form.checked} | " in page for form in FORMS)
-
-
-def test_numbers():
-    """The numbers of a chain."""
-    numbers = numbers_of([0.5, 0.25])
-    assert numbers == {"length": 2, "accepted": 0.75, "tokens": 1.75, "survival": "0.5,0.25", "conditional": "0.5,0.5"}
 
 
 # Which engines run here

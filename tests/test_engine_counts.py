@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from treeopt.engines.llama_cpp import CUMULATIVE
 from treeopt.engines.measured.exposition import SINCE_START, six_digits
-from treeopt.engines.measured.printed import CUT
+from treeopt.engines.measured.rates import CUT
 from treeopt.engines.measured.survival import CHAIN, MIXED, OPTIMISTIC
 from treeopt.engines.sglang import UNKNOWN_LENGTHS
 from treeopt.errors import InvalidInput
@@ -239,7 +239,7 @@ REFUSED = {
     "three scrapes": ([exposition()] * 3, "before and after"),
     "a scrape twice in a file": ([exposition() * 2], "twice"),
     "a position missing": ([re.sub(r'.*position="1".*\n', "", exposition())], "every position"),
-    "no positions": ([re.sub(r".*position=.*\n", "", exposition())], "num_accepted_tokens_per_pos_total"),
+    "no positions": ([re.sub(r".*position=.*\n", "", exposition())], "num_accepted_tokens_per_pos"),
     "a negative count": ([exposition().replace(" 800.0", " -800.0")], "counts from 0 to"),
     "NaN": ([exposition().replace(" 800.0", " NaN")], "finite"),
     "a cut line": ([exposition() + 'vllm:spec_decode_num_drafts_total{engine="2'], "Prometheus exposition"),

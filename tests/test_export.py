@@ -11,7 +11,6 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests import engine_readers as readers
 from tests.engine_rows import READERS
@@ -97,15 +96,6 @@ class TestContract:
         comes_back(tree, engine, method)
 
     @named
-    @given(seed=st.integers(0, 10**6))
-    @settings(max_examples=30, deadline=None)
-    def test_random_tree(self, engine, method, seed):
-        """Random trees of the shape come back."""
-        tree = random_tree(np.random.default_rng(seed), method.limits.shape)
-        assert allowed(tree, method)
-        assert read_back(engine, method, export(tree, engine, method)) == tree
-
-    @named
     def test_derived_numbers(self, engine, method):
         """Fields that follow from the tree."""
         tree = Tree.dense([3, 2, 1])
@@ -119,19 +109,6 @@ class TestContract:
             "medusa_num_heads = heads": "medusa_num_heads: 5",
         }
         assert all(values[field] in said for field in method.derived if field in values)
-
-
-def random_tree(rng: np.random.Generator, shape: str) -> Tree:
-    """A tree of a shape, at least two deep, of up to some 30 nodes."""
-    paths = {(), (0,), (0, 0)}
-    for _ in range(int(rng.integers(1, 30))):
-        ordered = sorted(paths)
-        parent = ordered[rng.integers(len(ordered))]
-        grown = paths | {(*parent, sum(p[:-1] == parent for p in paths if p))}
-        if len(parent) < 4 and max(max(p, default=0) for p in grown) < 10:
-            tree = Tree.from_choices([p for p in grown if p])
-            paths = grown if SHAPES[shape](tree) else paths
-    return Tree.from_choices([p for p in paths if p])
 
 
 # Golden values, as the engines' own builders give them

@@ -1,20 +1,12 @@
-"""Releases that nobody made: a source that has every fact of vLLM, and an index that serves archives of it."""
+"""A release that nobody made: a source that has every fact of vLLM; and releases in which a word is renamed."""
 
 from __future__ import annotations
 
-import hashlib
-import http.server
 import io
-import json
 import re
-import tarfile
-import threading
 import tokenize
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from functools import cache
 from itertools import accumulate
-from pathlib import Path
 
 from tests.engines_live.archives import Release
 from tests.engines_live.readings import words_read
@@ -106,38 +98,3 @@ def pieces(text: str, is_python: bool) -> list[tuple[str, bool]]:
         if token.type not in (tokenize.COMMENT, tokenize.NL):
             is_statement = token.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
     return [*found, (text[end:], True)]
-
-
-def sdist(texts: Mapping[str, str]) -> bytes:
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
-        for path, text in texts.items():
-            entry = tarfile.TarInfo(f"top-1.0/{path}")
-            entry.size = len(text.encode())
-            archive.addfile(entry, io.BytesIO(text.encode()))
-    return stream.getvalue()
-
-
-@contextmanager
-def index(folder: Path, files: Mapping[str, bytes], **others: object) -> Iterator[str]:
-    """The address of an index that has one package, ``engine``; ``others`` go to every file's entry."""
-    simple = folder / "simple" / "engine"
-    simple.mkdir(parents=True, exist_ok=True)
-    entries = []
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-        hashes = {"sha256": hashlib.sha256(content).hexdigest()}
-        entries.append({"filename": name, "url": f"../../{name}", "hashes": hashes, "size": len(content), **others})
-    (simple / "index.html").write_text(json.dumps({"files": entries}))
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *arguments: object) -> None:
-            super().__init__(*arguments, directory=str(folder))  # type: ignore[arg-type]
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/simple"
-        server.shutdown()

@@ -2,10 +2,9 @@
 
 import pytest
 
-from tests.engines_live import archives, fake
-from tests.engines_live.__main__ import main
-from tests.engines_live.archives import NotThereError, Release
-from tests.engines_live.check import Report, facts_of, place_of, report_of
+from tests.engines_live import fake
+from tests.engines_live.archives import Release
+from tests.engines_live.check import facts_of, place_of, report_of
 from tests.engines_live.finders import cpp_format, cpp_logged, cpp_sum, filled, llama_flags, python_format
 from tests.engines_live.places import NOT_THERE
 from tests.engines_live.readings import words_read
@@ -110,61 +109,3 @@ def test_formats_are_taken_out_of_sources():
     )
     assert cpp_sum(CPP, "tail") == ", mean = %s, rates = (%s)"
     assert python_format('log("a" "b: %d", n)', "b: ") == "ab: %d"
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TREEOPT_ENGINES", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-FILES = {
-    "engine-1.0.tar.gz": fake.sdist({"old.py": ""}),
-    "engine-1.10.tar.gz": fake.sdist({"engine/a.py": "x = 1", "b.bin": ""}),
-    "engine-1.10-py3-none-any.whl": b"",
-    "engine-1.10-cp311-cp311-win_amd64.whl": b"",
-    "engine-1.11rc1.tar.gz": fake.sdist({"candidate.py": ""}),
-    "engine-1.2.exe": b"",
-}
-
-
-def test_the_newest_final_source_is_read_and_kept(tmp_path, cache, monkeypatch):
-    kept = cache / "engine"
-    kept.mkdir(parents=True)
-    foreign = {"engine-diary.txt", "notes.tar.gz", "engine2-0.9.tar.gz", "part", "engine-1.10.tar.gz.bak"}
-    for name in (*foreign, "engine-0.9.tar.gz", "Engine-1.9-py3-none-any.whl", "engine-0.9.tar.gz.part"):
-        (kept / name).touch()
-    with fake.index(tmp_path, FILES) as address:
-        monkeypatch.setenv("PIP_INDEX_URL", address)
-        assert archives.release_of("engine") == Release("1.10", {"engine/a.py": "x = 1"})
-        assert {path.name for path in kept.iterdir()} == {*foreign, "engine-1.10.tar.gz", "lock"}
-        assert archives.release_of("engine", "1.0") == Release("1.0", {"old.py": ""})
-        with pytest.raises(NotThereError, match=r"no 1\.2"):
-            archives.release_of("engine", "1.2")
-        whole = (kept / "engine-1.10.tar.gz").read_bytes()
-        (kept / "engine-1.10.tar.gz").write_bytes(whole[:50])
-        assert archives.release_of("engine").version == "1.10"  # fetched anew
-        (tmp_path / "engine-1.10.tar.gz").unlink()  # from the index
-        assert archives.release_of("engine").version == "1.10"
-
-
-def test_the_command_says_what_is_gone_and_ends_with_1(monkeypatch, capsys):
-    monkeypatch.setattr(
-        "tests.engines_live.__main__.look",
-        lambda engine, version: Report(engine, version or "2", "2", 3, ("x is gone",)),
-    )
-    assert main(["vllm==1", "sglang"]) == 1
-    printed = capsys.readouterr().out
-    assert printed.startswith("vllm 1: x is gone\nsglang 2: x is gone\n")
-    assert printed.splitlines()[-2].split() == ["vllm", "1", "2", "(differs)", "3", "1"]
-    with pytest.raises(SystemExit, match="must be one of"):
-        main(["nobody"])
-
-
-def test_the_command_fails_where_nothing_was_looked_up(monkeypatch, capsys):
-    reports = [Report("vllm", "the index was not reached", "2"), Report("sglang", "2", "2", 3)]
-    monkeypatch.setattr("tests.engines_live.__main__.look", lambda engine, version: reports.pop(0))
-    assert main(["vllm"]) == 1
-    assert "Nothing was looked up" in capsys.readouterr().out
-    assert main(["sglang"]) == 0
-    assert "Nothing" not in capsys.readouterr().out

@@ -24,8 +24,7 @@ from treeopt.engines import copied
 from treeopt.engines.base import About, Kind, Method, ServingEngine, Written
 from treeopt.engines.measured.exposition import counters_among, is_exposition
 from treeopt.engines.measured.files import File
-from treeopt.engines.measured.printed import RATE, Printed, drafters_named, of_one_token, pooled
-from treeopt.engines.measured.rates import PrintedRates, alone
+from treeopt.engines.measured.rates import RATE, Printed, PrintedRates, alone, drafters_named, of_one_token, pooled
 from treeopt.engines.measured.requests import bodies
 from treeopt.engines.measured.survival import MOST_LENGTH, NONE, CountedDrafts, Drafts
 from treeopt.engines.speculation import Speculation
@@ -97,7 +96,6 @@ STATISTICS = re.compile(
     rf"#gen drafts =\s*(?P<made>{COUNT}), #acc drafts =\s*{COUNT}, #gen tokens =\s*(?P<drafted>{COUNT}), "
     rf"#acc tokens =\s*(?P<accepted>{COUNT})(?:, #mean acc len =\s*(?P<mean>{MEAN}), #acc rate/pos = {RATES})?"
 )
-NEEDED = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
 ASK = "start the server with --verbosity 4, or with --metrics and save /metrics before and after"
 OLD_LINE = (
     "only means of its drafts: survival needs rates by position, which llama.cpp prints since PR #24536 of June 2026. "
@@ -128,7 +126,7 @@ def read_drafts(files: Sequence[File]) -> CountedDrafts | PrintedRates:
                 f"{path} has only means of its drafts, and survival needs rates by position: import the log."
             )
     if counters := counters_among(texts, PREFIX):
-        return counters.drafts(NEEDED, REMEDY)
+        return counters.drafts(REMEDY)
     groups, notes, path = list[Drafts](), list[str](), files[-1][1]
     found = [line for text, _ in texts for line in POSITIONS.findall(text) if line]
     if found and not any(form.search(text) for text, _ in texts for form in (REQUEST, STATISTICS)):

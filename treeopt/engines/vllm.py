@@ -27,8 +27,7 @@ from treeopt.engines.base import LAST, About, Kind, Method, ServingEngine, Writt
 from treeopt.engines.measured.benchmarks import BLOCK, OFFLINE, records_of
 from treeopt.engines.measured.exposition import counters_among, is_exposition
 from treeopt.engines.measured.files import File
-from treeopt.engines.measured.printed import Printed, drafters_named, of_one_token, pooled
-from treeopt.engines.measured.rates import PrintedRates, alone
+from treeopt.engines.measured.rates import Printed, PrintedRates, alone, drafters_named, of_one_token, pooled
 from treeopt.engines.measured.requests import Body, bodies, read_requests, records_in
 from treeopt.engines.measured.survival import CountedDrafts, Drafts
 from treeopt.engines.speculation import Speculation
@@ -138,7 +137,6 @@ OLD_LINE = (
     "'Per-position acceptance rate' since 2025; update it, or save /metrics"
 )
 REMEDY = ", or serve with --per-request-spec-decode-metrics detailed and save the responses"
-NO_POSITIONS = "counters of the tokens accepted at every position (vllm:spec_decode_num_accepted_tokens_per_pos_total)"
 
 
 def is_of_metrics(content: Any) -> bool:
@@ -158,7 +156,7 @@ def printed_runs(text: str) -> list[Body]:
 def read_metrics(files: Sequence[File]) -> CountedDrafts | PrintedRates:
     """Drafts of all files together: scrapes are subtracted, logs and runs are pooled."""
     if counters := counters_among(files, PREFIX):
-        return counters.drafts(NO_POSITIONS, REMEDY)
+        return counters.drafts(REMEDY)
     path, texts = files[-1][1], [text for text, _ in files if isinstance(text, str) and not PRINTED.search(text)]
     drafters = drafters_named((method for text in texts for method in METHOD.findall(text)), DRAFTERS, path)
     lines = [line for text, file in files if text in texts for line in log_lines(text, file)]

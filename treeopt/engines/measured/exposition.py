@@ -49,11 +49,8 @@ class Counters:
     path: Path
     notes: tuple[str, ...] = ()
 
-    def drafts(self, needed: str, remedy: str) -> CountedDrafts:
-        """The drafts that `COUNTERS` count.
-
-        needed : what the file must have, for an error · remedy : how else to measure, as `CountedDrafts` says it
-        """
+    def drafts(self, remedy: str) -> CountedDrafts:
+        """The drafts that `COUNTERS` count; ``remedy`` says how else to measure, as `CountedDrafts` says it."""
         path = self.path
         drafts, drafted, accepted = (self.totals.get(name) for name in COUNTERS[:3])
         off, off_drafted, off_accepted = (self.off.get(name, 0.0) for name in COUNTERS[:3])
@@ -61,7 +58,9 @@ class Counters:
         if drafts == 0 and not any(reached):
             raise InvalidInput(NONE.format(path))
         if drafts is None or not reached:
-            raise InvalidInput(f"{path} must have num_drafts and {needed}, but has not.")
+            raise InvalidInput(
+                f"{path} must have counters of drafts and of the tokens accepted at every position ({COUNTERS[3]}), but has not."
+            )
         if off > max(1, MOST_ROUNDED * drafts):
             raise InvalidInput(
                 f"{path} must have totals that tell its drafts, but {drafts:,} are known to within {off:,.0f} only, since "
