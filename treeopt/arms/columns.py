@@ -32,7 +32,7 @@ MEASURES = (
                r"total token throughput|peak (?:output )?(?:token )?throughput|\b(?:prompt|prefill|pp|input)\b.*(?:"
                + SPEED + r")|\bpp ?\d+\b|goodput|(?:draft|accepted) throughput|std ?(?:dev)? ?tpot"),
     ("tpot_p99_ms", rf"\bp99\b.*(?:{TPOT})|(?:{TPOT}).*\bp99\b"),
-    ("ignore", r"\bp\d\d\b.*|" + rf"(?:{TPOT}).*\bp\d\d\b"),
+    ("ignore", r"\bp(?!50)\d\d\b.*|" + rf"(?:{TPOT}).*\bp(?!50)\d\d\b"),
     ("tokens_per_step", r"\btokens? ?(?:/|per) ?(?:step|pass|iteration|forward|round|verify)\w*|\bblock efficiency\b"),
     ("accepted_per_step", r"\baccepted (?:draft|drafted|guesses)[a-z ]* ?(?:/|per) ?(?:step|draft|round)|\b(?:avg|mean|average) accepted draft\w* tokens?"),
     ("positions", r"\bpositions?\b(?! ?\d)|(?:rates? )?(?:by|per)[- ]position(?: accept\w*)?(?: rates?)?"),
@@ -43,9 +43,9 @@ MEASURES = (
     ("acceptance", r"\baccept(?:ance|ed)?\b|\bacc\b"),
     ("tokens_per_s_per_request", rf"(?:{SPEED})[^a-z]*{PER_REQUEST}|{PER_REQUEST} (?:{SPEED})|tokens per s per request"),
     ("tpot_s", rf"(?:{TPOT})[^a-z]*\bs(?:ec\w*)?\b|\bs(?:ec)? ?(?:/|per) ?tok(?:en)?\b"),
-    ("tpot_ms", rf"(?:mean |median |avg )?(?:{TPOT})"),
+    ("tpot_ms", rf"(?:mean |median |avg |\bp50 )?(?:{TPOT})(?: p50\b)?"),
     ("speedup", rf"(?:{SPEED})? ?\bspeed-?ups?\b(?: (?:vs|over|to|wrt)\b.*)?|\brelative(?: speed)?\b|\bratio\b"),
-    ("gain", rf"(?:{SPEED}) (?:delta|gain|improvement|change)\b|Δ ?%?|\bdelta\b|\bvs\.? .*|\bgain\b|\bimprovement\b|% ?change|\buplift\b|\bover (?:off|baseline)"),
+    ("gain", rf"(?:{SPEED}) (?:delta|gain|improvement|change)\b|Δ ?%?|\bdelta\b|\bvs\.? .*|\bgain\b|\bimprovement\b|% ?change|(?:% ?)?\bdiff(?:erence)?\b|\buplift\b|\bover (?:off|baseline)"),
     ("spread", r"(?:±|\+/-) ?(?:std|sd)?|\bstd(?: ?dev)?\b|\bstdev\b|\bsd\b"),
     ("stderr", r"\bstderr\b|\bstandard error\b|\bsem\b"),
     ("tokens_per_s", SPEED),
@@ -62,9 +62,9 @@ CONCURRENCY = (
     r"(?:max[ -])?(?:conc(?:urren(?:cy|t))?|batch(?:[ -]?size)?|bsz?|clients?|users?|streams?|parallel|slots|np)"
 )
 AXES = (
-    ("block", rf"\b(?:{BLOCK}) ?[=:]? ?(\d+)\b|(?<=(?:flash|lash2|spark|omino)[ -])b ?=? ?(\d+)\b"),
-    ("k", rf"(?<![a-z])(?:{K}|k|steps|spec|fixed|static)(?: ?[=:] ?| )(\d+)\b|\b[dn] ?=? ?(\d{{1,2}})\b|\bk(\d+)\b|\b(\d+) (?:spec\w*|draft\w*) (?:tokens?|steps?)\b|\((\d+) (?:tokens?|steps?|drafts?)\)"),
-    ("concurrency", rf"\b{CONCURRENCY} ?[=:@-]? ?(\d+)\b|\b[cb] ?(\d{{1,3}})\b|\b[cb] ?= ?(\d+)\b|@ ?(\d+)\b|\b(\d+) (?:users?|clients?|streams?|parallel|"
+    ("block", rf"\b(?:{BLOCK}) ?[=:]? ?(\d+)\b|(?<=(?:flash|lash2|spark|omino|..mtp)[ -])b ?=? ?(\d+)\b"),
+    ("k", rf"(?<![a-z])(?:{K}|k|steps|spec|fixed|static|draft)(?: ?[=:-] ?| )(\d+)\b(?!\.\d)|\b[dn] ?=? ?(\d{{1,2}})\b|\bk(\d+)\b|\b(\d+) (?:(?:spec\w*|draft\w*) tokens?|(?:(?:spec\w*|draft\w*) )?steps?)\b|\((\d+) (?:tokens?|steps?|drafts?)\)"),
+    ("concurrency", rf"\b{CONCURRENCY} ?[=:@-]? ?(\d+)\b|\b(?:c|b(?! ?[123]00\b)) ?(\d{{1,3}})\b|\b[cb] ?= ?(\d+)\b|@ ?(\d+)\b|\b(\d+) (?:users?|clients?|streams?|parallel|"
                     r"concurrent|reqs?|requests|slots)\b(?: \w+)?"),
     ("temperature", r"\btemp(?:erature)? ?[=:]? ?(\d+(?:\.\d+)?)|\bt ?= ?(\d+(?:\.\d+)?)"),
     ("context", r"\b(\d+ ?k?) (?:ctx|context)\b|\b(?:ctx|context)(?: len\w*)? ?[=:]? ?(\d+ ?k?)\b"),
@@ -80,13 +80,13 @@ ADAPTIVE = re.compile(
     r"\b(?:adaptive|dynamic|auto)\b(?: ?\(?(?:<=|≤|up to |max )? ?\d+(?:[-–]\d+)?\)?)?", re.IGNORECASE
 )
 SHORT_K = re.compile(
-    rf"\b(?:{DRAFTER})(?: chain| tree| head| draft)?(?:[-x×=]| ?\(?(?=\d{{1,2}}\)? *(?:[:,;)(|/+]|$)))(\d{{1,2}})\b",
+    rf"\b(?:{DRAFTER})(?: chain| tree| head| draft)?(?:[-x×=]| ?\(?(?=\d{{1,2}}\)? *(?:[:;)(|/+]|,(?!\d)|$)))(\d{{1,2}})\b",
     re.IGNORECASE,
 )
 DRAFTED = re.compile(rf"\b(?:{DRAFTER})", re.IGNORECASE)
 NAMES = (
     ("block", BLOCK),
-    ("k", rf"{K}|k|n|steps|num spec(?:ulative)?|spec|lookahead|speculation length"),
+    ("k", rf"(?:(?:{DRAFTER}) )?(?:{K})|k|n|steps|num spec(?:ulative)?|spec|lookahead|speculation length"),
     ("concurrency", rf"{CONCURRENCY}(?: level)?|c|concurrent \w+|requests in[ -]flight|reqs|load|b"),
     ("drafter", r"drafter|draft(?: model)?|spec(?:ulative)? (?:method|algorithm|type)|speculator|algorithm|head"),
     ("label", r"|config\w*|set(?:ting|up)s?|method|mode|arm|variant|run|case|name|speculation|spec(?:ulative)?[ -]?dec\w*|decoding|type"),
@@ -111,10 +111,12 @@ NAMES = (
     ("setting", r"qps|request rate|top[ -]?p|isl ?/ ?osl|table|thinking|attention|cuda ?graphs?|eager|sampling|greedy"),
 )  # fmt: skip
 ENGLISH = (
-    (r"(?:最大)?并发(?:请求)?[数度]?|gleichzeitige \w+", "concurrency"),
+    (r"(?:最大)?并发(?:请求)?[数度]?|gleichzeitige \w+|anfragen parallel|parallele anfragen", "concurrency"),
     (r"批(?:处理)?大小|batch-?größe", "batch size"),
     (r"(?:投机|推测)(?:解码)?(?:长度|步数)", "k"),
     (r"(?:关闭|无|不开|未开启)(?:投机|推测)(?:解码|采样)?|基线|ohne spek\w*", "no spec"),
+    (r"なし", " no spec"),
+    (r"\b(?:ohne|sans|sin)\b", "no"),
     (r"(?:输出|生成|解码)?(?:吞吐量?|速度)|durchsatz", "throughput"),
     (r"(?:平均)?接受长度|(?:akzeptanz|annahme)länge", "accept length"),
     (r"接受率|(?:akzeptanz|annahme)rate", "acceptance rate"),
@@ -197,7 +199,7 @@ def bare(text: str) -> str:
     >>> bare("**28.5**<br>`MTP`  [K=2](https://x)")
     '28.5 MTP K=2'
     """
-    text = re.sub(r"<[^<>]{0,80}>|&nbsp;|[*`🏆🥇⭐✅🔥†‡]|(?<=\.\d)[¹²³]|\\(?=[|_*])", " ", text)
+    text = re.sub(r"<[^<>]{0,80}>|&nbsp;|[*`🏆🥇⭐✅🔥†‡]|(?<=\.\d)[¹²³]|\[\^\w+\]|\\(?=[|_*])", " ", text)
     return " ".join(re.sub(r"!?\[([^][]{0,200})\]\([^()]{0,500}\)", r"\1", text).split())
 
 
@@ -329,7 +331,8 @@ def figures_of(measures: tuple[str, ...], cell: str, comma: bool) -> tuple[Numbe
     else:
         outside = numbers_of(re.sub(r"\([^()]*\)| of [\d.]+", "", cell), comma)
         speeds = [number for number in numbers_of(cell, comma) if number.unit.startswith("t")]
-        numbers = tuple(speeds[:1] or [number for number in outside if number.unit not in ("%", "x")] or outside[:1])
+        plain = [number for number in outside if number.unit not in ("%", "x")]
+        numbers = tuple(speeds[:1] or plain or [number for number in outside if number.unit == "x"] or outside)
     if not numbers or (len(numbers) > 1 and len(measures) == 1 and measures != ("positions",)):
         raise ValueError("a number")
     return numbers

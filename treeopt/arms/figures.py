@@ -244,7 +244,9 @@ def _units(rows: Sequence[Row], meanings: dict[str, str]) -> list[Unit]:
     usual: dict[int, Unit] = {}
     for table, group in tables.items():
         names = {measure: name for row in group for measure, (name, _) in row.figures.items()}
-        speed = next((measure for measure in SPEEDS if measure in names), "tokens_per_s")
+        speed = next((measure for measure in SPEEDS if measure in names), "tpot_ms")
+        if speed in ("speedup", "gain") and "tpot_ms" in names:
+            speed = "tpot_ms"
         notes = [row.note for row in group if speed in row.figures and _noted(row.note)]
         said = _noted(names.get(speed, ""))
         if speed in ("speedup", "gain") or {row.value(speed) for row in group if row.k == 0} == {1.0}:

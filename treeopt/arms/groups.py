@@ -10,11 +10,11 @@ import numpy as np
 
 from treeopt.arms.arm import Arm
 
-DESCRIBING = ("engine", "hardware", "prompts")  # what may differ between arms that are compared
+DESCRIBING = ("prompts",)  # what may differ between arms that are compared
 # Whatever else says of the drafter ("block": "8") need not be apart; these are, even where they differ with the drafter alone.
 CONDITIONS = (
     "temperature", "top_p", "input_tokens", "output_tokens", "context", "version", "kv_type", "dtype", "quantization",
-    "request_rate",
+    "request_rate", "hardware",
 )  # fmt: skip
 
 MEANS, NEAR = ("input_tokens", "output_tokens"), 1.1  # means of requests, which differ by so much though run alike
