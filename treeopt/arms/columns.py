@@ -63,11 +63,11 @@ CONCURRENCY = (
 )
 AXES = (
     ("block", rf"\b(?:{BLOCK}) ?[=:]? ?(\d+)\b|(?<=(?:flash|lash2|spark|omino|..mtp)[ -])b ?=? ?(\d+)\b"),
-    ("k", rf"(?<![a-z])(?:{K}|k|steps|spec|fixed|static|draft)(?: ?[=:-] ?| )(\d+)\b(?!\.\d)|\b[dn] ?=? ?(\d{{1,2}})\b|\bk(\d+)\b|\b(\d+) (?:(?:spec\w*|draft\w*) tokens?|(?:(?:spec\w*|draft\w*) )?steps?)\b|\((\d+) (?:tokens?|steps?|drafts?)\)"),
+    ("k", rf"(?<![a-z])(?:{K}|k|steps|spec|fixed|static)(?: ?[=:] ?| )(\d+)\b|\bdraft(?: ?= ?|[ -])(\d{{1,2}})\b(?!\.\d)|(?<!@ )\b[dn] ?=? ?(\d{{1,2}})\b|\bk(\d+)\b|\b(\d+) (?:(?:spec\w*|draft\w*) tokens?|(?:(?:spec\w*|draft\w*) )?steps?)\b|\((\d+) (?:tokens?|steps?|drafts?)\)"),
     ("concurrency", rf"\b{CONCURRENCY} ?[=:@-]? ?(\d+)\b|\b(?:c|b(?! ?[123]00\b)) ?(\d{{1,3}})\b|\b[cb] ?= ?(\d+)\b|@ ?(\d+)\b|\b(\d+) (?:users?|clients?|streams?|parallel|"
                     r"concurrent|reqs?|requests|slots)\b(?: \w+)?"),
     ("temperature", r"\btemp(?:erature)? ?[=:]? ?(\d+(?:\.\d+)?)|\bt ?= ?(\d+(?:\.\d+)?)"),
-    ("context", r"\b(\d+ ?k?) (?:ctx|context)\b|\b(?:ctx|context)(?: len\w*)? ?[=:]? ?(\d+ ?k?)\b"),
+    ("context", r"@ d(\d+)\b|\b(\d+ ?k?) (?:ctx|context)\b|\b(?:ctx|context)(?: len\w*)? ?[=:]? ?(\d+ ?k?)\b"),
     ("run", r"\b(?:run|rep(?:eat)?|trial|seed|iter(?:ation)?)[ #]*(\d+)\b"),
     ("position", r"\bpos(?:ition)?[ #=]*(\d+)\b"),
 )  # fmt: skip
@@ -80,7 +80,7 @@ ADAPTIVE = re.compile(
     r"\b(?:adaptive|dynamic|auto)\b(?: ?\(?(?:<=|≤|up to |max )? ?\d+(?:[-–]\d+)?\)?)?", re.IGNORECASE
 )
 SHORT_K = re.compile(
-    rf"\b(?:{DRAFTER})(?: chain| tree| head| draft)?(?:[-x×=]| ?\(?(?=\d{{1,2}}\)? *(?:[:;)(|/+]|,(?!\d)|$)))(\d{{1,2}})\b",
+    rf"\b(?:{DRAFTER})(?: chain| tree| head| draft)?(?:[-x×=]|(?<=mtp)| ?\(?(?=\d{{1,2}}\)? *(?:[:;)(|/+]|,(?!\d)|$)))(\d{{1,2}})\b",
     re.IGNORECASE,
 )
 DRAFTED = re.compile(rf"\b(?:{DRAFTER})", re.IGNORECASE)
@@ -275,8 +275,9 @@ def drafter_name(text: str) -> str:
     >>> drafter_name("speculative decoding with DSpark ( ):")
     'DSpark'
     """
+    text = re.sub(r"\((w/o?|with|without) (\w+)\)", r"\1-\2", text)
     text = re.sub(
-        r"\b(?:with|using|w/|spec(?:ulative)?|decoding|on|at|in|and|tokens?|values?|enabled|yes|true|method)(?=\s|$|=)",
+        r"\b(?:with|using|w/|spec(?:ulative)?|decoding|on|at|in|and|tokens?|values?|enabled|yes|true|method|name)(?=\s|$|=|:)",
         " ",
         text,
         flags=re.IGNORECASE,
@@ -364,6 +365,8 @@ def axes_of(axis: str, cell: str, name: str, has_k: bool) -> dict[str, str]:
         return {}
     if axis not in ("k", "block", "concurrency"):
         return {axis: cell}
+    if axis == "k" and (match := DRAFTED.match(cell)):
+        return {"drafter": match[0], **axes_of(axis, cell[match.end() :].strip(" ,"), name, has_k)}
     if axis == "k" and not numbers_of(cell) and re.fullmatch(r"[a-z][\w .+-]*", cell, re.IGNORECASE):
         return axes_of("label", cell, name, has_k)
     (number,) = figures_of((axis,), cell, False)

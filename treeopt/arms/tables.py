@@ -38,6 +38,7 @@ PLACES = ("model", "dataset", "drafter")  # axes that are words
 ASIDE = ("prompts", "repeats", "seconds")  # figures that make no arm alone
 BARE = re.compile(r"[\s:.=~>-]*[\d.,]+[\s.]*")  # a figure without a word
 COUNTS = re.compile(r"(?<![.\d])\d{2,}(?![.\d]| ?%)")  # of tokens, not a share or a length
+MTP_BENCH = re.compile(r"(\w+) +pred= *\d+ +draft= *\d+ +acc= *\d+ +rate=")  # a line of llama.cpp's mtp-bench
 MOST_WORDS = 14  # of a heading
 
 
@@ -50,6 +51,8 @@ def read_tables(text: str, path: Path, columns: Mapping[str, str]) -> Arms:
     """
     reader = _Reader(path, {bare(name).casefold(): meaning for name, meaning in columns.items()})
     reader.read(lines_of(text, path))
+    if reader.tables:  # prose beside a table names no setting
+        reader.rows = [row for row in reader.rows if row.table or {"k", "drafter"} & row.axes.keys()]
     for name in columns:
         if bare(name).casefold() not in reader.heeded:
             known = ", ".join(quoted(other) for other in reader.names)
@@ -143,7 +146,7 @@ class _Reader:
                 elif SUMMARY.fullmatch(cell) and column.axis not in ("k", "concurrency", "ignore", "summary"):
                     self.notes.append(f"Line {line} ({quoted(cell)}) sums up others: left out.")
                     return
-                elif column.axis[:1] in ("?", "l") and words_of(cell).measures == ("ignore",):
+                elif column.axis[:1] in ("?", "l") and words_of(cell).measures == ("ignore",) and "tg" not in cell:
                     return  # of reading the prompt
                 else:
                     axes |= axes_of(
@@ -186,6 +189,7 @@ class _Reader:
         content = re.sub(
             r"(?<=\d)[,;] (?=\.?\d+(?:\.\d+)?%?(?:[,;\s)]|$))", " ", content
         )  # lists of rates stay one phrase
+        content = MTP_BENCH.sub(r"dataset: \1, acceptance_rate=", content)
         parts = re.split(r"[,;|](?!\d)|\.\s|[()→]|\s[–—-]\s|\band\b|\bvs\.?\s|\s(?=[a-z_/]+=)", content)
         phrases = [_pair(part) or words_of(part) for part in parts if part and part.strip()]
         phrases = [
@@ -204,7 +208,7 @@ class _Reader:
             return
         self.open &= not re.match(r"\s*(?:[-*+•]|\d+[.)])\s", text)
         for words in phrases:
-            drafter = drafter_name(re.sub(r"[:=].*|(?<!\w)[~\d.]+\S*", "", words.rest))
+            drafter = drafter_name(re.sub(r"[:=].*|(?<![\w-])[~\d.]+\S*", "", words.rest.lstrip(" :=")))
             closer = dict(words.axes)
             if (
                 words.rest
