@@ -83,6 +83,9 @@ SHORT_K = re.compile(
     rf"\b(?:{DRAFTER})(?: chain| tree| head| draft)?(?:[-x×=]|(?<=mtp)| ?\(?(?=\d{{1,2}}\)? *(?:[:;)(|/+]|,(?!\d)|$)))(\d{{1,2}})\b",
     re.IGNORECASE,
 )
+TREE = re.compile(
+    r"(?<![\w.,-])\(?(\d{1,2})(?:-|, ?)(\d{1,2})(?:-|, ?)(\d{1,3})\)?(?![\w.-]|, ?\d)"
+)  # SGLang's steps, topk and rows
 DRAFTED = re.compile(rf"\b(?:{DRAFTER})", re.IGNORECASE)
 NAMES = (
     ("block", BLOCK),
@@ -215,7 +218,7 @@ def words_of(text: str) -> Words:
     original = bare(text)
     text = re.sub(r"(?i)\bsingle[- ](?=user|stream|client)", "1 ", original[:400])
     for foreign, english in ENGLISH:
-        text = re.sub(foreign, f" {english} ", text, flags=re.IGNORECASE)
+        text = re.sub(rf" ?(?:{foreign}) ?", f" {english} ", text, flags=re.IGNORECASE)
     is_record = "{" in text
     text = re.sub(r"[\"{}]", " ", text)
     name = " ".join(re.sub(r"[\s_]+", " ", text).strip(" :-.").split())
@@ -234,7 +237,10 @@ def words_of(text: str) -> Words:
         nonlocal left
         left = left[: match.start()] + BLANK * len(match[0]) + left[match.end() :]
 
-    if match := SHORT_K.search(left):
+    if (match := TREE.search(left)) and (tree := tree_axes(*map(int, match.groups()))):
+        axes |= tree
+        take(match)
+    elif match := SHORT_K.search(left):
         axes["k"] = match[1]
         left = left[: match.start(1)] + BLANK * len(match[1]) + left[match.end(1) :]
     for axis, pattern in SET:
@@ -262,6 +268,19 @@ def words_of(text: str) -> Words:
     measures = tuple(dict.fromkeys(found[place] for place in sorted(found)))
     measures = ("ignore",) if "ignore" in measures else measures
     return Words(original, measures, axes=axes, rest=rest, said=" ".join(said))
+
+
+def tree_axes(steps: int, topk: int, rows: int) -> dict[str, str]:
+    """What SGLang's three flags set; nothing where they fit no tree.
+
+    >>> tree_axes(3, 1, 4), tree_axes(5, 8, 64), tree_axes(1, 8, 32)
+    ({'k': '3'}, {'k': '5', 'tree': 'tree (topk 8, 64 tokens)'}, {})
+    """
+    if topk == 1 and rows == steps + 1:
+        return {"k": str(steps)}
+    if topk > 1 and steps < rows <= 1 + topk + (steps - 1) * topk**2:
+        return {"k": str(steps), "tree": f"tree (topk {topk}, {rows} tokens)"}
+    return {}
 
 
 def axis_of(name: str) -> str | None:

@@ -26,7 +26,7 @@ RATE = "share of the drafted tokens that was accepted"
 ACCEPTED, EMITTED = "accepted tokens per step, without the bonus token", "tokens per step, with the bonus token"
 CELL = ("model", "dataset", "drafter", "k", "concurrency")
 MOST_RATIO = 1.5  # between repeats of one setting
-UNHEEDED = ("measure", "note", "run")  # axes that set nothing apart
+UNHEEDED = ("measure", "note", "run", "tree")  # axes that set nothing apart
 RATIO = re.compile(r"\brelative\b|\bnormali[sz]ed\b", re.IGNORECASE)
 REQUEST = re.compile(PER_REQUEST, re.IGNORECASE)
 ALL = re.compile(r"\ball requests\b|\baggregate\b|\btotal\b|\bsystem\b", re.IGNORECASE)
@@ -92,7 +92,7 @@ class Row:
         if self.k == 0:
             return OFF
         policy = self.axes.get("k", "") if self.k is None else ""
-        return f"{self.axes.get('drafter') or UNNAMED} {policy}".strip()
+        return " ".join(filter(None, (self.axes.get("drafter") or UNNAMED, policy, self.axes.get("tree"))))
 
     @property
     def cell(self) -> tuple[str, str]:

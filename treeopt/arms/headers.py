@@ -14,6 +14,7 @@ from treeopt.arms.columns import (
     MODEL,
     SUMMARY,
     SWITCH,
+    TREE,
     UNNAMED,
     Words,
     drafter_name,
@@ -25,6 +26,7 @@ from treeopt.errors import quoted
 
 BOUND = re.compile(r"\b(?:min|max|minimum|maximum|best|worst)\b", re.IGNORECASE)
 LENGTHS_OF_ARMS = ("k", "block")
+TREE_AXES = {"option": "topk", "block": "rows"}
 
 
 def columns_of(
@@ -57,6 +59,11 @@ def columns_of(
             column = _axis(header, meaning)
         if column.axis == "summary":
             notes.append(f"Column {quoted(column.text)} sums up others: left out.")
+        if column.axis == "block":
+            notes.append(
+                f"Column {quoted(column.text)} was taken as rows with the last verified token, so guesses are one less; "
+                f'if not: --column "{column.text}=k".'
+            )
         columns.append(column)
     return _distinct(_with_plain(columns, grid), notes)
 
@@ -122,7 +129,7 @@ class _Table:
         if SUMMARY.fullmatch(header.text):
             return _axis(header, "summary")
         if not _is_numeric(cells):
-            says_arm = any(words_of(cell).axes.get("k") == "0" or DRAFTED.match(cell) for cell in cells)
+            says_arm = any("k" in words_of(cell).axes or DRAFTED.match(cell) for cell in cells)
             says_arm &= not self.named & {"k", "drafter"}
             return _axis(header, "label" if says_arm or not before else f"?{header.text}")
         if self.is_explicit:
@@ -145,6 +152,8 @@ class _Table:
         is_labelled = is_labelled and all("k" in words_of(cell).axes for cell in self.grid.column(0))
         is_second = axis in LENGTHS_OF_ARMS and (is_labelled or any(one.axis in LENGTHS_OF_ARMS for one in before))
         is_figure = axis in CANONICAL and axis != "ignore"
+        if {"k", "option", "block"} <= self.named and axis in TREE_AXES:  # SGLang's flags
+            return _axis(header, TREE_AXES[axis])
         if is_second or axis == "option" or (is_figure and self.is_explicit):
             return _axis(header, f"?{header.text}")
         if is_figure:
@@ -164,7 +173,7 @@ def _are_lengths(grid: Grid, headers: Sequence[Words]) -> bool:
 
 
 def _is_numeric(cells: Sequence[str]) -> bool:
-    return all(re.match(r"\W{0,3}\d", cell) for cell in cells)
+    return all(re.match(r"\W{0,3}\d", cell) and not TREE.fullmatch(cell) for cell in cells)
 
 
 def _with_plain(columns: Sequence[Words], grid: Grid) -> list[Words]:

@@ -17,6 +17,7 @@ from treeopt.arms.columns import (
     CANNOT,
     DATASET,
     DRAFTED,
+    MISSING,
     MODEL,
     SUMMARY,
     Words,
@@ -26,6 +27,7 @@ from treeopt.arms.columns import (
     figures_of,
     has_figure,
     numbers_of,
+    tree_axes,
     words_of,
 )
 from treeopt.arms.figures import Row, arms_of
@@ -157,6 +159,9 @@ class _Reader:
                     f"{self.path} line {line}, column {quoted(column.text)}: a cell must be {error}, but it is {quoted(cell)}. "
                     f'If the column is something else: --column "{column.text[:60]}=ignore", or what it is.'
                 ) from None
+        tree = [axes.get("k", ""), axes.pop("topk", ""), axes.pop("rows", "")]
+        if all(map(str.isdecimal, tree)):
+            axes |= tree_axes(*map(int, tree))
         rows: dict[tuple[tuple[str, str], ...], Row] = {}
         left_out = set()
         is_wide = any(column.axes for column, _, _ in figures)
@@ -215,6 +220,7 @@ class _Reader:
                 and axes.get("k") != "0"
                 and not re.search(r"= *\d", words.rest)
                 and 0 < len(drafter.split()) <= 4
+                and not MISSING.fullmatch(drafter)
                 and ("drafter" in closer or not (closer or has_figure(words)))
             ):
                 closer["drafter"] = drafter
