@@ -148,6 +148,7 @@ DATASET = re.compile(
     r"swe-?(?!ep)\w*|cnn\S*|summari[sz]ation|translation|\brag\b|\bcod(?:e|ing)\b|\bchat\b|\bqa\b",
     re.IGNORECASE,
 )
+QUANTIZATION = re.compile(r"\b(?:bf16|fp16|fp8|(?:nv|mx)?fp4|int[48]|awq|gptq|q[2-8]_\w+)\b", re.IGNORECASE)
 CANNOT = re.compile(r"oom\b|out of memory|unsupported|not supported|cannot|crash|fail|err(?:or)?\b|✗|❌", re.IGNORECASE)
 MISSING = re.compile(
     rf"[-–—−?/.\s]*|n/?a|nan|null|none|tbd|todo|time-?out|skip\w*|not run|dnf|dnr|pending|(?:{CANNOT.pattern}).*",

@@ -62,7 +62,10 @@ class Grid:
 
 
 def lines_of(text: str, path: Path) -> list[str]:
-    """The lines of a text, frames as Markdown, without colours. Raises InvalidInput for other control characters."""
+    """The lines of a text, frames and HTML as Markdown, without colours. Raises InvalidInput for other control characters."""
+    if "<table" in text.lower():
+        text = re.sub(r">\s+<", "><", text)
+        text = re.sub(r"(?i)<tr[^<>]*>|</t[dh]>", "|", re.sub(r"(?i)</(?:tr|table)>", r"\n\g<0>", text))
     lines = re.sub(r"\x1b\[[0-9;]*m|^(?: ?> ?)+|^ *(?:```|~~~).*", "", text.translate(BOX), flags=re.MULTILINE).split(
         "\n"
     )
@@ -82,14 +85,13 @@ def grid_at(lines: Sequence[str], start: int, path: Path, is_known: Callable[[st
         return None
     for mark in MARKS:
         header = _split(lines[start], mark, start, path)
-        size = len(header)
-        if (
-            size < 2
-            or (mark in "  " and header[0].endswith(":"))
-            or (mark != "|" and len(_split(lines[second], mark, second, path)) != size)
-        ):
+        size, following = len(header), len(_split(lines[second], mark, second, path))
+        lacks_cells = mark == "  " and 1 < following < size  # aligned columns, of which some are empty
+        if size < 2 or (mark in "  " and header[0].endswith(":")):
             continue
-        needed = {"|": second == start + 1, "\t": 1, " ": size}.get(mark, 2)
+        if mark != "|" and following != size and not lacks_cells:
+            continue
+        needed = size if lacks_cells else {"|": second == start + 1, "\t": 1, " ": size}.get(mark, 2)
         words = [words_of(cell) for cell in header]
         is_line = (mark != "|" or second == start + 1) and any(map(has_figure, words))
         numbered = [bool(numbers_of(word.rest.replace(":", " "))) for word in words]

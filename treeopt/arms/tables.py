@@ -19,6 +19,7 @@ from treeopt.arms.columns import (
     DRAFTED,
     MISSING,
     MODEL,
+    QUANTIZATION,
     SUMMARY,
     Words,
     axes_of,
@@ -253,13 +254,14 @@ class _Reader:
         self.levels = {key: axes for key, axes in self.levels.items() if key < level or key == level in (0, 7)}
         words = words_of(text)
         axes = dict(words.axes)
-        for axis, pattern in (("model", MODEL), ("dataset", DATASET)):
+        for axis, pattern in (("model", MODEL), ("dataset", DATASET), ("quantization", QUANTIZATION)):
             if (match := pattern.search(words.rest)) and not DRAFTED.search(match[0]):
                 axes[axis] = match[0].strip(" .-/")
         for phrase in reversed(phrases):
             axes |= {axis: phrase.axes[axis] for axis in PLACES if axis in phrase.axes}
-        if "drafter" in axes and (known := DATASET.search(axes["drafter"])):
-            axes["drafter"] = drafter_name(axes["drafter"].replace(known[0], ""))
+        for axis in ("model", "dataset"):
+            if "drafter" in axes and axis in axes:
+                axes["drafter"] = drafter_name(axes["drafter"].replace(axes[axis], ""))
         if len(words.measures) == 1:
             axes["measure"] = words.measures[0]
         if words.rest or words.measures:
