@@ -81,7 +81,10 @@ def test_repeats_are_one_arm_by_their_geometric_mean(speeds):
         pytest.param([{"kv_type": "f16"}, {}], ["chat", "chat"], id="not-said"),
         pytest.param([{"output_tokens": "251"}, {"output_tokens": "249"}], ["chat", "chat"], id="nearly-as-long"),
         pytest.param([{"block": "8"}, {"block": "16"}], ["chat", "chat"], id="says-more-of-the-drafter"),
-        pytest.param([{"engine": "vLLM"}, {"engine": "vLLM 2"}], ["chat", "chat"], id="describing"),
+        pytest.param([{"engine": "vLLM"}, {"engine": "vLLM 2"}], ["chat", "chat"], id="an engine of each drafter"),
+        pytest.param(
+            [{"hardware": "H100"}, {"hardware": "L40S"}], ["chat, hardware H100", "chat, hardware L40S"], id="machine"
+        ),
     ],
 )
 def test_arms_that_were_run_otherwise_are_decided_apart(about, datasets):

@@ -210,11 +210,11 @@ def _set_tokens_per_step(rows: Sequence[Row], meanings: dict[str, str]) -> None:
         if measure not in ("accepted_per_step", "tokens_per_step"):
             other = "tokens_per_step" if is_rate or has_no_bonus else "accepted_per_step"
             kind += f'; if not: --column "{name}={other}"'
-        if not is_rate and any(row.k and value > row.k + 1 for row, value in zip(speculative, values, strict=True)):
-            kind = "left out: it is more than all guesses and the bonus token"
-            values = []
+            if not is_rate and any(row.k and value > row.k + 1 for row, value in zip(speculative, values, strict=True)):
+                meanings[name] = "left out: it is more than all guesses and the bonus token"
+                continue
         meanings[name] = kind
-        for row, value in zip(speculative, values, strict=False):
+        for row, value in zip(speculative, values, strict=True):
             if not is_rate:
                 row.tokens_per_step = value + has_no_bonus
             elif value > scale:
