@@ -229,25 +229,9 @@ def words_of(text: str) -> Words:
     names = [whole] if whole else [axis_of(part) for part in re.split(r" ?[\\/|↓→] ?| x | vs ", name)]
     if None not in names:
         return Words(original, names=tuple(name for name in names if name))
-    left = text.replace("_", " ")
+    axes, left = _set_axes(text.replace("_", " "))
     found: dict[int, str] = {}
     said: list[str] = []
-    axes: dict[str, str] = {}
-
-    def take(match: re.Match[str]) -> None:
-        nonlocal left
-        left = left[: match.start()] + BLANK * len(match[0]) + left[match.end() :]
-
-    if (match := TREE.search(left)) and (tree := tree_axes(*map(int, match.groups()))):
-        axes |= tree
-        take(match)
-    elif match := SHORT_K.search(left):
-        axes["k"] = match[1]
-        left = left[: match.start(1)] + BLANK * len(match[1]) + left[match.end(1) :]
-    for axis, pattern in SET:
-        if match := pattern.search(left):
-            axes.setdefault(axis, next(group for group in match.groups() if group))
-            take(match)
     for meaning, pattern in TAKEN:
         for match in pattern.finditer(left):
             found.setdefault(match.start(), meaning)
@@ -255,20 +239,40 @@ def words_of(text: str) -> Words:
         left = pattern.sub(lambda match: BLANK * len(match[0]), left)
     if (match := PLAIN.search(left)) and "k" not in axes:
         axes["k"] = "0"
-        take(match)
+        left = _blanked(left, *match.span())
     elif match := ADAPTIVE.search(left):
         axes["k"] = " ".join(match[0].split())
-        take(match)
+        left = _blanked(left, *match.span())
     rest = " ".join("".join(" " if new == BLANK else old for old, new in zip(text, left, strict=True)).split())
-    if "block" in axes:
-        block = int(axes.pop("block"))
-        axes.setdefault("k", str(max(0, block - 1)))
     if axes.get("k") != "0" and (match := DRAFTED.search(rest)):
         name = drafter_name(rest)
         axes["drafter"] = match[0] if is_record or len(name.split()) > MOST_NAME else name
     measures = tuple(dict.fromkeys(found[place] for place in sorted(found)))
     measures = ("ignore",) if "ignore" in measures else measures
     return Words(original, measures, axes=axes, rest=rest, said=" ".join(said))
+
+
+def _set_axes(text: str) -> tuple[dict[str, str], str]:
+    """The axes that a text sets, and the text without them."""
+    axes: dict[str, str] = {}
+    if (match := TREE.search(text)) and (tree := tree_axes(*map(int, match.groups()))):
+        axes |= tree
+        text = _blanked(text, *match.span())
+    elif match := SHORT_K.search(text):
+        axes["k"] = match[1]
+        text = _blanked(text, *match.span(1))
+    for axis, pattern in SET:
+        if match := pattern.search(text):
+            axes.setdefault(axis, next(group for group in match.groups() if group))
+            text = _blanked(text, *match.span())
+    if "block" in axes:
+        block = int(axes.pop("block"))
+        axes.setdefault("k", str(max(0, block - 1)))
+    return axes, text
+
+
+def _blanked(text: str, start: int, end: int) -> str:
+    return text[:start] + BLANK * (end - start) + text[end:]
 
 
 def tree_axes(steps: int, topk: int, rows: int) -> dict[str, str]:
