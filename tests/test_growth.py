@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
-from treeopt.growth.grow import DIGITS, ROUNDS, SMALL, TraceGrowth, grow, grow_products, most_frequent, product_values
-from treeopt.growth.paths import Paths
+from treeopt.growth.grow import DIGITS, ROUNDS, SMALL, TraceGrowth, grow, grow_products, product_values
 from treeopt.growth.replay import growth_index, replay
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -71,37 +70,6 @@ def test_products_are_best_for_every_size(seed, zeros):
     accept = -np.sort(-accept, axis=1)
     wanted = best_values(lambda tree: product_values(accept, tree.paths).sum())
     check_best(grow_products(accept, Limits(MOST)), wanted)
-
-
-@given(seed=st.integers(0, 10**6))
-@examples(4)
-def test_frequencies_are_best_for_every_size(seed):
-    """Where counts fall with rank behind every path no tree is better, with gaps or without."""
-    trace = random_trace(np.random.default_rng(seed), np.array([9, 14]), heads=DEPTH, ranks=RANKS)
-    states, ranks = trace.has_step, trace.ranks.copy()
-    ranks[states] = commonest_first(ranks[states])
-    paths = Paths.of_ranks(ranks[states], RANKS)
-    nodes = most_frequent(paths, np.bincount(paths.of), np.ones((DEPTH, RANKS)), Limits(MOST))
-
-    def value(tree: Tree) -> float:
-        return 1 + (growth_index(ranks[states], tree.paths) < len(tree)).sum() / states.sum()
-
-    best = best_values(value)
-    for size in range(1, MOST + 1):
-        tree = Tree.from_choices(nodes[1:size])
-        assert SHAPES["sibling-closed"](tree)
-        assert value(tree) == pytest.approx(best[size])
-
-
-def commonest_first(ranks):
-    """The ranks, numbered anew behind every path so that the commonest comes first."""
-    found = ranks.copy()
-    for depth in range(DEPTH):
-        for path in itertools.product(range(RANKS), repeat=depth):
-            here = (found[:, :depth] == path).all(1) & (found[:, depth] >= 0)
-            counts = np.bincount(found[here, depth], minlength=RANKS)
-            found[here, depth] = np.argsort(np.argsort(-counts, kind="stable"))[found[here, depth]]
-    return found
 
 
 def test_a_chain_is_the_first_rank_of_every_depth():

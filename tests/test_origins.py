@@ -106,15 +106,6 @@ def test_other_latencies_of_the_same_setting_are_not_replaced_unasked(run):
     assert run.read_profile().autoregressive[0].step_ms == (20.1,)
 
 
-@pytest.mark.slow
-def test_the_hint_for_steps_that_are_timed_here_adds_a_batch_size(own_demo_run):
-    said = treeopt("search", "--run", own_demo_run, "--batch-size", "1,4", "--budget", 16, code=1)
-    command = shlex.split(said.strip().rpartition("with: ")[2])
-    treeopt(*command[1:], "--sizes", "1,4,16", "--time-limit", 1)
-    assert RunDirectory(own_demo_run).read_profile().batch_sizes == [1, 2, 4]
-    treeopt("search", "--run", own_demo_run, "--batch-size", "1,4", "--budget", 16)
-
-
 def test_every_hint_names_the_run(tmp_path):
     run = RunDirectory(tmp_path / "my run; rm x")
     for read in (run.read_trace, run.read_profile, run.read_plan):

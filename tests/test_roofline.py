@@ -37,7 +37,6 @@ from .conftest import published_data
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 from medusa_tables import CANDIDATES, START_US, STEPS, TFLOPS, operator_of, predicted_tflops
-from roofline_figures import Setting, roofline_data, setting_of, speedup_data, write_figures
 
 A100, LLAMA = DEVICES["A100-80GB-PCIe"], SHAPES["llama-33b"]
 # The relative errors of the model's TFLOP/s that the documents state: median and worst, upper bounds.
@@ -133,14 +132,6 @@ def test_operators_of_a_step_by_hand(tmp_path):
     assert (found["head block"].times, found["up"].times, found["lm_head"].times) == (4, 3, 1)
     plain = step_operators(shape, Step(2, 11))
     assert not [op for op in plain if op.name.startswith("head")]
-
-
-def test_weights_are_those_of_the_linear_layers_of_a_plain_step():
-    for shape in SHAPES.values():
-        layers = [op for op in step_operators(shape, Step(1, 9)) if op.product]
-        weights = sum(op.times * op.product[1] * op.product[2] for op in layers)
-        assert layer_weights(shape) + shape.width * shape.vocab_size == weights
-    assert layer_weights(SHAPES["llama-7b"]) == pytest.approx(6.47e9, rel=0.01)
 
 
 def test_a_step_is_the_sum_of_its_operators_at_the_roofs():
@@ -363,35 +354,3 @@ def test_every_known_device_and_architecture_is_in_the_documents(request):
     text = (request.config.rootpath / "docs" / "your-own-model.md").read_text(encoding="utf-8")
     assert all(f"| `{name}` |" in text for name in DEVICES)
     assert all(f"`{name}`" in text for name in (*KNOWN, *SHAPES))
-
-
-def test_the_figures_show_the_paper_where_nothing_was_computed():
-    data = roofline_data()
-    tables = [8, 6, 7]
-    for table, (_, _, curves) in zip(tables, data.panels, strict=True):
-        assert [tuple(curve.measured) for curve in curves] == list(TFLOPS[table].values())
-        row, curve = list(TFLOPS[table])[-1], curves[-1]
-        wanted = [operator_of(table, row, candidates) for candidates in CANDIDATES]
-        at = np.array(CANDIDATES) - 1
-        assert curve.intensity[at] == pytest.approx([op.intensity for op in wanted])
-        assert curve.tflops[at] == pytest.approx([predicted_tflops(op) for op in wanted])
-
-
-def test_the_curves_of_speedup_are_tokens_over_latency():
-    data = speedup_data()
-    ms = [step_ms(LLAMA, A100, Step(8, 1024, n, min(4, n - 1))) for n in (1, 64)]
-    assert data.by_batch["8"][63] == pytest.approx(ms[1] / ms[0])
-    assert data.speedup(data.by_batch["8"])[63] == pytest.approx(0.477 * 6 * ms[0] / ms[1])
-    assert sum(data.shares.values()) == pytest.approx(np.ones(128))
-
-
-@pytest.mark.long
-def test_figures_of_a_computed_profile_show_its_device_and_measure_nothing(tmp_path):
-    run = RunDirectory(tmp_path / "run")
-    profile_analytical(run, "MI300X", config(tmp_path), batch_sizes=(1,), budget=4)
-    setting = setting_of(run.profile)
-    for data in (roofline_data(setting), speedup_data(setting)):
-        assert "MI300X" in data.caption
-        assert "nothing measured" in data.caption
-    assert [file.name for file in write_figures(setting, tmp_path)] == ["roofline.png", "roofline-speedup.png"]
-    assert roofline_data(Setting(DEVICES["L4"])).panels[0][2][0].measured is None

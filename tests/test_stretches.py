@@ -222,7 +222,6 @@ def test_a_benchmark_says_over_which_plain_decoding_and_what_that_changes():
     assert (alone.baseline, both.baseline) == ("plain", AS_IT_COMES)
     assert (alone.speedup("chosen").value, both.speedup("chosen").value) == pytest.approx((1.2, 0.8))
     assert both.speedup("chosen", "plain").value == pytest.approx(1.2)
-    assert (both.overhead("chosen").value, both.overhead("chosen", "plain").value) == pytest.approx((2.5, 5 / 3))
     assert "decodes 1.20 (1.20 to 1.20) times as fast as plain decoding" in measured(alone)
     assert "is slower than the engine's default, plain: 0.80" in measured(both)
     rows = {row[0]: row for row in bench_tables(both)[0].rows}

@@ -14,7 +14,6 @@ n steps by their costs · B draws
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -272,22 +271,11 @@ def _timed(profile: LatencyProfile, setting: Setting) -> _Setting:
     return _Setting(Measurements.at(profile, setting))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Precision:
-    """The margin of error that was wanted of latencies, the widest of theirs, and how many of them miss it."""
-
-    wanted: float
-    worst: float
-    missed: int
-    timings: int
-
-
-def precision_reached(profile: LatencyProfile, wanted: float) -> Precision:
-    """The margins of error of a profile's latencies: half of 95 % intervals, as shares; of trees, of their ratios to plain steps."""
+def margins_of_error(profile: LatencyProfile) -> list[float]:
+    """Of every latency half of its 95 % interval, as a share of it; of a tree's, of its ratio to a plain step."""
     margins = list[float]()
     for setting in profile.settings:
         timed = _timed(profile, setting)
         plain = timed.measured.plain
         margins += [1.96 * plain.stderr_ms / plain.ms, *(1.96 * timed.errors).tolist()]
-    missed = sum(margin > wanted for margin in margins)
-    return Precision(wanted=wanted, worst=round(max(margins), 5), missed=missed, timings=len(margins))
+    return margins

@@ -91,12 +91,14 @@ class Benchmark(JsonRecord):
         pairs = self._paired(name, baseline, group)
         if not len(pairs):
             return None
-        stopped = {name, baseline} & {contender.name for contender in self.stopped}
-        draws = conversation_draws(len(pairs))
-        ends = look_interval(pairs) if stopped else _interval(rates_ratio(draws @ pairs), len(pairs))
+        ends = None
         if self.is_launched:
             both = [[b for b in self.contender(each).blocks if group in (None, b.group)] for each in (name, baseline)]
             ends = launches_interval(*both) if name != baseline else (1.0, 1.0)
+        elif {name, baseline} & {contender.name for contender in self.stopped}:
+            ends = look_interval(pairs)
+        elif len(pairs) >= FEWEST_BLOCKS:
+            ends = interval95(rates_ratio(conversation_draws(len(pairs)) @ pairs), len(pairs))
         return Estimate(float(rates_ratio(pairs.sum(0))), None, *(ends or ()))
 
     def figure(self, name: str) -> Figure:
@@ -114,23 +116,14 @@ class Benchmark(JsonRecord):
             speedup=speedup,
         )
 
-    def overhead(self, name: str, baseline: str | None = None) -> Estimate | None:
-        """Latency of a step over that of a plain one (Medusa, appendix B), of the blocks that give `speedup`."""
-        pairs = self._paired(name, baseline or self.baseline, per="steps")
-        if not len(pairs):
-            return None
-        draws = conversation_draws(len(pairs))
-        ends = _interval(1 / rates_ratio(draws @ pairs), len(pairs))
-        return Estimate(1 / float(rates_ratio(pairs.sum(0))), None, *(ends or ()))
-
-    def _paired(self, name: str, baseline: str, group: str | None = None, *, per: str = "tokens") -> Any:
-        """(blocks, 4) tokens (or steps) and seconds of the contender and of the baseline, summed over the rounds of both."""
+    def _paired(self, name: str, baseline: str, group: str | None) -> Any:
+        """(blocks, 4) tokens and seconds of the contender and of the baseline, summed over the rounds of both."""
         ours, theirs = ({(b.round, *b.prompts): b for b in self.contender(each).blocks} for each in (name, baseline))
         sums: dict[tuple[int, ...], Any] = {}
         for key, block in ours.items():
             if key in theirs and group in (None, block.group):
                 other = theirs[key]
-                row = [getattr(block, per), block.decode_s, getattr(other, per), other.decode_s]
+                row = [block.tokens, block.decode_s, other.tokens, other.decode_s]
                 sums[key[1:]] = sums.get(key[1:], 0.0) + np.array(row)
         return np.array([row for row in sums.values() if row[1] > 0 and row[3] > 0])
 
@@ -170,10 +163,6 @@ class Benchmark(JsonRecord):
     def shown(self) -> dict[str, object]:
         speedups = {c.name: speedup for c in self.contenders if (speedup := self.speedup(c.name))}
         return {"rounds": self.rounds, "speedup": speedups}
-
-
-def _interval(samples: Any, blocks: int) -> tuple[float, float] | None:
-    return interval95(samples, blocks) if blocks >= FEWEST_BLOCKS else None
 
 
 def rates_ratio(sums: Any) -> Any:

@@ -162,9 +162,10 @@ def closing(entry: PlanEntry, bench: Benchmark) -> str:
     """What was measured beside what the plan predicted; empty where there is nothing to compare."""
     if bench.judged != "chosen" or entry.chosen.size == 1 or entry.chosen.speedup is None:  # of the plan's tree
         return ""
-    speedup, overhead = bench.speedup("chosen", "plain"), bench.overhead("chosen", "plain")  # as was predicted
-    if speedup is None or overhead is None:
+    speedup = bench.speedup("chosen", "plain")  # as was predicted
+    if speedup is None:
         return ""
+    overhead = bench.contender("chosen").tokens_per_step / speedup
     exact = " over the exact engine's plain decoding" * (bench.baseline != "plain")
     return (
         f"The speedup{exact} is {speedup:.2f}; {timed(entry.chosen.speedup)} was predicted. "

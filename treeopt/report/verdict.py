@@ -9,7 +9,7 @@ rivals   the other contenders, plain decoding aside
 from collections.abc import Mapping, Sequence
 
 from treeopt.files.shell import command_line
-from treeopt.latency.costs import precision_reached
+from treeopt.latency.costs import margins_of_error
 from treeopt.latency.rounds import busy
 from treeopt.planning.select import NEGLIGIBLE
 from treeopt.records.benchmark import AS_IT_COMES, Benchmark
@@ -105,11 +105,16 @@ def pace(speedup: Estimate, beside: str = "plain decoding") -> str:
 
 def timing_caveats(profile: LatencyProfile, remedy: str = "") -> list[str]:
     """What makes a profile's latencies unsure, in sentences; the ``remedy`` is what would make them sure."""
-    found, wanted = [busy(profile.info.get("processor_share"))], profile.info.get("precision")
-    if wanted is not None and (known := precision_reached(profile, wanted)).missed:
-        missed = f"{known.missed} of {known.timings} latencies are not known to {wanted:.1%} yet"
-        found.insert(0, f"{missed}, the worst to {known.worst:.1%}{': ' if remedy else ''}{remedy}.")
-    return [*filter(None, found)]
+    caveats, wanted = list[str](), profile.info.get("precision")
+    if wanted is not None:
+        margins = margins_of_error(profile)
+        missed = sum(margin > wanted for margin in margins)
+        if missed:
+            unknown = f"{missed} of {len(margins)} latencies are not known to {wanted:.1%} yet"
+            caveats.append(f"{unknown}, the worst to {max(margins):.1%}{': ' if remedy else ''}{remedy}.")
+    if is_busy := busy(profile.info.get("processor_share")):
+        caveats.append(is_busy)
+    return caveats
 
 
 def decoding_caveats(bench: Benchmark) -> list[str]:
