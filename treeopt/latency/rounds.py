@@ -107,16 +107,12 @@ class Visitor(ABC):
 class Rounds:
     """All rounds of some trees and plain steps at one batch size; ``plan`` says which of the trees are timed."""
 
-    all_trees: Sequence[Draft]
+    trees: Sequence[Draft]
     batch_size: int
     plan: TimingPlan
     rounds: Sequence[Round]
     contexts: int = 1
     per_launch: int = 1
-
-    @property
-    def trees(self) -> list[Draft]:
-        return [self.all_trees[place] for place in self.plan.places]
 
     @property
     def seconds(self) -> float:
@@ -152,8 +148,8 @@ class Rounds:
             context = context_tokens
             if context is None:
                 context = int(median([length for visit in visits for length in visit.lengths]))
-            plain = self._timing(visits, len(self.all_trees), Tree.chain(0), context)
-            trees = [self._timing(visits, place, self.all_trees[place], context) for place in self.plan.places]
+            plain = self._timing(visits, len(self.trees), Tree.chain(0), context)
+            trees = [self._timing(visits, place, self.trees[place], context) for place in self.plan.places]
             timings.append((trees, plain))
         return timings
 
@@ -168,7 +164,7 @@ class Rounds:
             round=tuple(visit.block for visit in visits for _ in visit.step_ms),
             topk=tree.topk,
             over_marginals=tree.cost.family == OVER_MARGINALS or None,
-            as_it_comes=(len(tree) == 1 and place < len(self.all_trees)) or None,
+            as_it_comes=(len(tree) == 1 and place < len(self.trees)) or None,
         )
 
 

@@ -14,7 +14,7 @@ from treeopt.report.copied_table import settings_table
 from treeopt.report.table import Column, Table, texts
 from treeopt.report.terminal import together
 from treeopt.report.verdict import BY_DEFAULT, doubts
-from treeopt.report.wording import count, kinds_of, percent, percentages, pm, ranges, timed
+from treeopt.report.wording import count, draft_mark, kinds_of, percent, percentages, pm, ranges, timed
 from treeopt.trees.draft import ANEW, Draft
 from treeopt.trees.tree import Choice, Tree
 
@@ -70,7 +70,7 @@ def kinds_table(plan: Plan) -> Table | None:
     columns = [
         Column("batch", lambda row: str(row[0].batch_size)),
         Column("kind", lambda row: row[1]),
-        Column("rows or\nsetting", lambda row: row[2].draft.mark),
+        Column("rows or\nsetting", lambda row: draft_mark(row[2].draft)),
         Column("tokens/step", lambda row: pm(row[2].tokens_per_step)),
         *([] if plan.part else [Column("step ms", lambda row: pm(row[2].step_ms and row[2].step_ms.value), spare=1)]),
         Column("speedup", lambda row: timed(row[2].speedup)),

@@ -8,6 +8,7 @@ from math import isnan, nan
 from treeopt.records.estimate import Estimate
 from treeopt.records.figure import Figure
 from treeopt.records.plan import PlanEntry
+from treeopt.trees.draft import ANEW, Draft
 
 
 def pm(number: float | None, digits: int = 2) -> str:
@@ -63,6 +64,11 @@ def percentages(amounts: Sequence[float]) -> list[str]:
     for i in sorted(range(len(exact)), key=lambda i: whole[i] - exact[i])[: 100 - sum(whole)]:
         whole[i] += 1
     return [f"{share}%" for share in whole]
+
+
+def draft_mark(draft: Draft) -> str:
+    """Rows of a fixed tree, the setting of another draft."""
+    return draft.name if draft.drafter or draft.kind in ANEW else str(len(draft))
 
 
 def kinds_of(entry: PlanEntry) -> dict[str, Figure]:

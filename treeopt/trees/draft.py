@@ -46,7 +46,6 @@ class Draft(Protocol):
     options    : of an engine, by its own names, that make it draft so; empty where the draft itself says all
     name       : what tables and journals call it
     words      : what sentences call it; "do not speculate" for a lone root
-    mark       : what stands beside a mark in a picture: rows of a fixed tree, the setting of another draft
     kind       : "plain" (a lone root), "chain", "tree", "dynamic", "ddtree" or "copied"; for display
     record     : the object that files have for it; `draft_of` reads it
     """
@@ -68,8 +67,6 @@ class Draft(Protocol):
     @property
     def words(self) -> str: ...
     @property
-    def mark(self) -> str: ...
-    @property
     def kind(self) -> str: ...
     @property
     def record(self) -> dict[str, object]: ...
@@ -85,7 +82,7 @@ class Numbers:
         return self.rows
 
     options = property(lambda self: {})
-    words = mark = property(lambda self: self.name)
+    words = property(lambda self: self.name)
 
     @property
     def record(self) -> dict[str, object]:
@@ -255,7 +252,6 @@ class TreeSize(Numbers):
     topk, drafter = None, ""
     cost = property(lambda self: Cost(FIXED, self.rows, self.depth))
     words = property(lambda self: size_words(self.rows, self.depth))
-    mark = property(lambda self: str(self.rows))
 
     @property
     def name(self) -> str:

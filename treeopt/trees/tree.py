@@ -155,10 +155,6 @@ class Tree:
         return size_words(len(self), self.depth)
 
     @property
-    def mark(self) -> str:
-        return str(len(self))
-
-    @property
     def record(self) -> dict[str, object]:
         """The object that files have for it."""
         return {"medusa_choices": self.choices}

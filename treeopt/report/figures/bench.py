@@ -14,7 +14,7 @@ from treeopt.report.figures import style
 from treeopt.report.figures.chart import Chart, Estimates, Panel, Series, plain_line, wilson
 from treeopt.report.figures.style import Look
 from treeopt.report.verdict import CONTENDERS
-from treeopt.report.wording import count
+from treeopt.report.wording import count, draft_mark
 
 OVER = "over plain decoding"
 LOOKS = {  # colour, marker, hatch
@@ -125,7 +125,7 @@ def drafters_chart(result: DraftersCompared) -> Chart:
             aside = width * (i - (len(names) - 1) / 2 + (0.12 if is_measured else -0.12))
             x = [sizes.index(figure.batch_size) + aside for figure in mine]
             speedups = Estimates.of(figure.speedup for figure in mine if figure.speedup)
-            left.append(replace(speedups.over("", x, **look), notes=[figure.draft.mark for figure in mine]))
+            left.append(replace(speedups.over("", x, **look), notes=[draft_mark(figure.draft) for figure in mine]))
             rates = Estimates.of(figure.tokens_per_step for figure in mine)
             right.append(rates.over(style.short(name) if mine else "", x, **look))
     axes: Look = {"scale": [str(size) for size in sizes], "ylim": (0, None)}
