@@ -22,7 +22,7 @@ from treeopt.runtime.session import open_session
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
-from .conftest import invoke, random_trace, treeopt
+from .conftest import invoke, random_trace
 from .engine_rows import export
 
 WIDTHS = (3, 5)  # guesses of the demo model's drafter, which was trained for 5
@@ -54,14 +54,6 @@ def test_bench_decodes_with_the_block_that_was_calibrated(runs):
     for shown in (contender["shown"] for contender in result["contenders"]):
         assert shown["identical"] == shown["compared"] == 4
         assert shown["steps"] == shown["replayed_steps"]
-
-
-def test_bench_refuses_the_plan_of_another_block(runs, tmp_path):
-    for name in ("trace.npz", "calibration.json"):
-        (tmp_path / name).write_bytes((runs[3].path / name).read_bytes())
-    (tmp_path / "plan.json").write_bytes(runs[5].plan.read_bytes())
-    said = treeopt("bench", "--run", tmp_path, "--num-prompts", 4, code=1)
-    assert "The plan is for a block of 5 guesses, but the run was calibrated with one of 3" in said
 
 
 def timed(width, plain_ms=2.0, draft_ms=1.0) -> LatencyProfile:

@@ -24,6 +24,7 @@ from treeopt.report.terminal import note
 
 if TYPE_CHECKING:
     from treeopt.records.benchmark import Benchmark
+    from treeopt.records.requestlog import RequestLog
     from treeopt.runtime.prompts.sets import Conversation
     from treeopt.runtime.session import Session
     from treeopt.runtime.stepper import Stepper
@@ -53,10 +54,8 @@ def bench(
         asked = {"num_prompts": num_prompts, "max_new_tokens": max_new_tokens, "rounds": rounds}
         return _bench_log(run, session, plan, engine, batch_size, **asked)
     trace, rule = run.read_trace(), session.acceptance.record
-    check_block(plan, session)
     most = max_new_tokens or trace.meta.get("max_new_tokens", 128)
     opened = _opened(engine, session, most)
-    rounds = rounds or (FEWEST_LAUNCHES if opened and opened.is_launched else 1)
     probe = run.read_probe() if run.probe.exists() and engine is None else None
     measured = (probe or trace).meta.get("acceptance")
     check_rule(measured, rule, "the run's calibration holds", command=run.command("calibrate", "--overwrite"))
@@ -65,32 +64,27 @@ def bench(
     found = (probe or run.read_probe()) if of_probe else trace
     check_drafter(found.meta.get("drafter"), session.drafter_record, "Bench decodes")
     entry = _entry(run, plan, opened, batch_size)
-    source, folder = source_of(found), run.partial("bench" if engine is None else f"bench-{engine}")
+    source = source_of(found)
     if opened is None:
         entrants = own_entrants(plan, entry, source, session.drafter, trees)
     else:
         entrants = engine_entrants(run, plan, entry, source, opened, trees)
+    folder = run.partial("bench" if engine is None else f"bench-{engine}")
+    rounds = rounds or _usual_rounds(opened)
     decoding = Decoding(session, found, entrants, entry.batch_size, rounds, most, folder, opened)
     conversations = held_out(run, session, trace, num_prompts or usual_prompts(entry.batch_size))
-    result = replace(
-        decode(decoding, conversations),
-        prompts="held out",
-        inputs=inputs_of(run.plan, run.probe if of_probe else run.trace),
-    )
-    return _kept(run, plan, decoding, result)
+    return _decoded(run, plan, decoding, conversations, run.probe if of_probe else run.trace)
 
 
-def check_block(plan: Plan, session: Session) -> None:
-    """Raise InvalidInput for a plan of a block of another width than the session's, whose guesses are others."""
-    calibrated = session.drafter.num_heads
-    if session.drafter.widest and plan.width not in (None, calibrated):
-        raise InvalidInput(
-            f"The plan is for a block of {plan.width} guesses, but the run was calibrated with one of {calibrated}, whose "
-            "guesses are others: search again."
-        )
+def _usual_rounds(engine: Stepper | None) -> int:
+    return FEWEST_LAUNCHES if engine and engine.is_launched else 1
 
 
-def _kept(run: RunDirectory, plan: Plan, decoding: Decoding, result: Benchmark) -> Benchmark:
+def _decoded(
+    run: RunDirectory, plan: Plan, decoding: Decoding, asked: Sequence[Conversation] | RequestLog, measured: Path
+) -> Benchmark:
+    """The benchmark of a plan, which was made of what was ``measured``, as the run keeps it."""
+    result = replace(decode(decoding, asked), prompts="held out", inputs=inputs_of(run.plan, measured))
     run.replace_bench(result, plan, decoding.batch_size, decoding.engine.name if decoding.engine else None)
     discard(decoding.folder)
     plain = result.contender("plain")
@@ -120,10 +114,9 @@ def _bench_log(
     assert opened is not None
     entry = _entry(run, plan, opened, batch_size)
     entrants, folder = copied_entrants(entry, tried_drafts(plan, entry, log), opened), run.partial(f"bench-{engine}")
-    rounds = asked["rounds"] or (FEWEST_LAUNCHES if opened.is_launched else 1)
+    rounds = asked["rounds"] or _usual_rounds(opened)
     decoding = Decoding(session, log, entrants, entry.batch_size, rounds, longest, folder, opened)
-    result = replace(decode(decoding, log), prompts="held out", inputs=inputs_of(run.plan, run.requests))
-    return _kept(run, plan, decoding, result)
+    return _decoded(run, plan, decoding, log, run.requests)
 
 
 def _opened(engine: str | None, session: Session, max_new_tokens: int) -> Stepper | None:

@@ -9,7 +9,6 @@ import itertools
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 
@@ -33,7 +32,6 @@ LEVELS, ROWS = (1, 2, 3, 4, 6, 8), (4, 8, 16, 32, 64)  # of dynamic trees in an 
 NEAR = 1.25  # a larger tile's edge is taken for a smaller one's so near by
 # Shape of published Medusa-1 accuracies, used to make trees for timing where nothing was calibrated.
 TYPICAL_ACCEPT = np.outer(0.55 * 0.6 ** np.arange(8), 0.45 ** np.arange(MAX_RANK + 1))
-C = TypeVar("C", int, None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +54,10 @@ class Wanted:
     def largest(self) -> int:
         return max(self.sizes or [self.budget])
 
-    def settings(self, usual: C) -> list[tuple[int, int | C]]:
-        """The batch sizes with each context, or with the ``usual`` one."""
-        contexts: list[int | C] = [*sorted(set(self.contexts))] or [usual]
+    @property
+    def settings(self) -> list[tuple[int, int | None]]:
+        """The batch sizes with each context; None where there is none."""
+        contexts: list[int | None] = [*sorted(set(self.contexts))] or [None]
         return [(batch_size, context) for batch_size in sorted(set(self.batch_sizes)) for context in contexts]
 
 

@@ -149,7 +149,7 @@ class Measurement:
         """Time every setting, or half its batch size where memory runs out."""
         from treeopt.runtime.memory import with_less_memory
 
-        settings = self.wanted.settings(None)
+        settings = self.wanted.settings
         for i, (batch_size, context) in enumerate(settings):
             spent_s = sum(rounds.seconds for rounds in self.found.values())
             share_s = (self.wanted.time_limit_s - spent_s) / (len(settings) - i)
