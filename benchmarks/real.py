@@ -102,10 +102,6 @@ class Case:
             return found | (block_sweep(trace, found) if self.session.drafter.has_marginals else {})
         if twin := AS_IT_COMES if self.engine.as_it_comes else IDLE if self.engine.idle else None:
             found[twin] = replace(found["plain"], as_it_comes=True)
-        if self.engine.own_length is not None:
-            found["defaults"] = Entrant(
-                Tree.chain(self.engine.own_length), rate(trace, Tree.chain(self.engine.own_length))
-            )
         lengths = LAUNCHED_CHAINS if self.engine.is_launched else CHAINS
         tried: list[Draft] = [Tree.chain(n) for n in lengths if n <= trace.num_heads]
         tried += [DynamicTree(*setting) for setting in TREES] if self.takes_trees else []

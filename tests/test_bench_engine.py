@@ -14,7 +14,7 @@ import treeopt as api
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.source import source_of
 from treeopt.pipeline.decoding import Contest, _asked
-from treeopt.pipeline.entrants import Entrant, engine_entrants, own_entrants
+from treeopt.pipeline.entrants import Entrant, own_entrants
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
@@ -78,24 +78,6 @@ def test_the_best_chain_is_decoded_once_where_it_is_the_plan(tmp_path, kind):
     drafter = SimpleNamespace(num_heads=source.num_heads, draft_vocab_size=64)
     found = own_entrants(run.read_plan(), replace(entry, chosen=entry.best(kind), others={}), source, drafter, ())
     assert ("chain" in found) == (kind == "tree")
-
-
-@pytest.mark.parametrize("kind", ["tree", "chain"])
-def test_an_engines_own_chain_is_one_contender_with_the_same_chain(tmp_path, kind):
-    run = make_run(tmp_path, batch_sizes=(1,))
-    entry, source = run.read_plan().entries[0], source_of(run.read_trace())
-    entry = replace(entry, chosen=entry.best(kind), others={})
-    for length in range(1, 7):
-        engine = Recorded([])
-        engine.own_length = length
-        found = engine_entrants(run, run.read_plan(), entry, source, engine, ())
-        depths = [entrant.draft.depth for entrant in found.values()]
-        others = [entrant.draft.depth for name, entrant in found.items() if name != "defaults"]
-        assert len(set(others)) == len(others)
-        assert depths.count(length) == 1
-        judged = list(found)[1]
-        assert judged == ("chosen" if entry.draft.kind == "chain" else f"chain of {found[judged].draft.depth}")
-        assert ("defaults" in found) == (found[judged].draft.depth != length)
 
 
 def test_what_the_library_raises_is_a_sentence_and_leaves_the_model_as_it_was(monkeypatch):
@@ -163,9 +145,9 @@ def test_what_an_engine_cannot_do_is_said(run, session, bench, tmp_path, capsys)
         (tmp_path / f"{name}.json").write_text(json.dumps(choices))
         with pytest.raises(Unsupported, match=f"takes chains of the likeliest guesses, but {name} is"):
             bench(trees=[tmp_path / f"{name}.json"])
-    (tmp_path / "defaults.json").write_text("[[0]]")
-    with pytest.raises(InvalidInput, match="'defaults' is taken"):
-        bench(trees=[tmp_path / "defaults.json"])
+    (tmp_path / "plain.json").write_text("[[0]]")
+    with pytest.raises(InvalidInput, match="'plain' is taken"):
+        bench(trees=[tmp_path / "plain.json"])
     treeopt("search", "--batch-size", 2, "--run", folder)
     with pytest.raises(Unsupported, match=r"the plan is for batch size 2\. Plan for it with: treeopt search.* --run"):
         bench()

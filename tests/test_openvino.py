@@ -301,7 +301,7 @@ def test_the_plan_is_proven_in_the_engine(run):
     entry = RunDirectory(run).read_plan().entry(1)
     dynamic = "chosen" if entry.draft.kind == "dynamic" else "dynamic"
     assert result.judged == "chosen"
-    assert {"plain", "chosen", AS_IT_COMES, "defaults"} <= {c.name for c in result.contenders}
+    assert {"plain", "chosen", AS_IT_COMES} <= {c.name for c in result.contenders}
     for contender in result.contenders:
         assert contender.compared == 3
         assert contender.identical == 3 or contender.name in (AS_IT_COMES, "chosen" * (not entry.speculates))

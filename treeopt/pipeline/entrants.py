@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from treeopt.runtime.drafters.protocol import Drafter
     from treeopt.runtime.stepper import Stepper
 
-OWN_SETTINGS = "defaults"  # the contender that decodes by an engine's own settings
 PLAIN = Tree.chain(0)
 ONLY_CHAINS, DYNAMIC = EngineLimits(shape="chain"), EngineLimits(dynamic=DynamicLimits())  # what engines decode
 
@@ -77,7 +76,7 @@ def own_entrants(
 def engine_entrants(
     run: RunDirectory, plan: Plan, entry: PlanEntry, source: Source, engine: Stepper, files: Sequence[str | Path]
 ) -> dict[str, Entrant]:
-    """The contenders of another engine: plain, what the plan comes to, some chains, its own settings, and files."""
+    """The contenders of another engine: plain, what the plan comes to, some chains, and files."""
     entrants, chain_of = plain_and_chosen(entry), entry.best("chain")
     best = chain_of.depth if chain_of else source.num_heads
     has_schedule = entry.chosen.overhead not in (None, 1)  # and so a drafter that its batch size does not use
@@ -96,16 +95,9 @@ def engine_entrants(
         )
     entrants |= {f"chain of {n}": fixed(source, Tree.chain(n)) for n in lengths if Tree.chain(n) != entry.draft}
     entrants |= rivals(entry, ("dynamic",)) if takes_dynamic else {}
-    if engine.own_length is not None:
-        own = Tree.chain(engine.own_length)
-        twin = next((name for name, one in entrants.items() if one.draft == own), None)
-        if twin == list(entrants)[1]:
-            note(f"The own settings of {engine.name} are a chain of {own.depth} too: both are {twin}, decoded once.")
-        else:
-            entrants[OWN_SETTINGS] = entrants.pop(twin) if twin else fixed(source, own)
     twin_plain = AS_IT_COMES if engine.as_it_comes else IDLE if engine.idle and not is_idle else None
     entrants |= {twin_plain: replace(entrants["plain"], as_it_comes=True)} if twin_plain else {}
-    entrants |= given_trees(files, source, {*entrants, OWN_SETTINGS, "chosen"})
+    entrants |= given_trees(files, source, {*entrants, "chosen"})
     return _taken(entrants, source, engine)
 
 

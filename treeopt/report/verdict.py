@@ -33,7 +33,6 @@ IN_ENGINE = {
     "plain": "plain decoding",
     AS_IT_COMES: BY_DEFAULT,
     "chosen": "chosen by treeopt",
-    "defaults": "the engine's own settings",
     "present": "as it is served now",
     "usual": "the engine's usual setting",
 }

@@ -71,7 +71,6 @@ class Stepper(ABC):
     most_rows   : prompts that it answers together; None for as many as there is memory
     is_stepwise : whether passes are told one by one, and an answer can be left after any
     takes_trees : whether it takes dynamic trees, for one prompt at a time
-    own_length  : chain of the engine's own settings; None where it has to be told one
     about       : what a prediction lacks, in a sentence; empty where guesses are those that treeopt's drafter makes
     first_is_slow : whether the first step with a draft takes much longer than others, since it is compiled for it
     as_it_comes : the same engine with nothing forced, where this one is told to be exact
@@ -84,7 +83,6 @@ class Stepper(ABC):
     most_rows: int | None = None
     is_stepwise: bool = True
     takes_trees: bool = False
-    own_length: int | None = None
     about: str = ""
     first_is_slow: bool = False
     as_it_comes: Stepper | None = None

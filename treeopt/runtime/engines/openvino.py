@@ -50,7 +50,6 @@ from treeopt.trees.draft import Draft
 DRAFTERS = ("draft-model", "eagle3", "ngram")
 # By the format of the target's weights; as it comes they end in -default.
 NAMES = {"fp32": "openvino", "int8": "openvino-int8"}
-OWN_LENGTH = 5  # guesses that `LLMPipeline.generate` asks for where nobody says how many
 # Rounding decides which token is likelier, so all that can be computed in float32 is. With weights of 8 bits the engine else
 # rounds activations to 8 bits as well, and a chain or a tree changes more than half of the texts.
 EXACT = {"KV_CACHE_PRECISION": "f32", "INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
@@ -80,7 +79,6 @@ class OpenVino(Stepper):
         self.forced = {**(EXACT if exact else {}), "INFERENCE_NUM_THREADS": torch.get_num_threads()}
         self.as_it_comes = OpenVino(target, drafter, stop, weights=weights, exact=False) if exact else None
         self.takes_trees = drafter.kind == "eagle3" and exact
-        self.own_length = None if drafter.kind == "ngram" else OWN_LENGTH
         self.about = f"{INT8 * (weights != 'fp32')} {ROUNDED * (not exact)}".strip()
         self._pipelines: dict[bool, Any] = {}
 
