@@ -134,17 +134,9 @@ def export_to(
         )
     if options.batch_size is not None or None in parts:
         (written,) = parts.values()
-        _clear(folder, ())
-        return _write(folder, written.files), replace(written, notes=tuple(notes))
-    return _write_each(folder, parts, notes)
-
-
-def _write_each(folder: Path, parts: Mapping[int | None, Written], notes: Sequence[str]) -> tuple[list[Path], Written]:
-    """Write the files of each batch size into a folder of its own: (files, the commands of all)."""
+        return _write_all(folder, {folder: written.files}), replace(written, notes=tuple(notes))
     folders = {size: folder / f"batch-size-{size}" for size in parts}
-    _write(folder, {})
-    _clear(folder, [part.name for part in folders.values()])
-    paths = [path for size, part in parts.items() for path in _write(folders[size], part.files)]
+    paths = _write_all(folder, {folders[size]: part.files for size, part in parts.items()})
     commands = (f"# Batch size {size}, in {shell_word(folders[size])}\n{part.command}" for size, part in parts.items())
     return paths, Written(files={}, command="\n".join(commands), notes=tuple(notes))
 
@@ -162,15 +154,6 @@ def _check_speed(plan: Plan, benches: Mapping[int, Benchmark], size: int | None)
         raise InvalidInput(
             f"A draft measured slower than plain decoding is not exported, unless `anyway` is given: {each}."
         )
-
-
-def _clear(folder: Path, kept: Collection[str]) -> None:
-    """Delete what an earlier export wrote for batch sizes one by one, except for those that are ``kept``."""
-    for part in folder.glob("batch-size-*"):
-        if part.name not in kept and (part / WRITTEN).is_file():
-            _write(part, {})
-            if not any(part.iterdir()):
-                part.rmdir()
 
 
 def export_all(run: RunDirectory, plan: Plan, engines: Sequence[str] = ()) -> list[str]:
@@ -198,6 +181,17 @@ def export_all(run: RunDirectory, plan: Plan, engines: Sequence[str] = ()) -> li
         note(*(f"{name}: {said}" for said in files.notes if said.startswith(NOTHING_WRITTEN)))
     note(*(f"Not exported for {', '.join(names)}: {why}" for why, names in refused.items()))
     return written
+
+
+def _write_all(folder: Path, contents: Mapping[Path, Mapping[str, str]]) -> list[Path]:
+    """Write the files of each folder; those that an earlier export wrote in ``folder``, or for a batch size in it, go."""
+    earlier = [place for place in (folder, *folder.glob("batch-size-*")) if (place / WRITTEN).is_file()]
+    for place in earlier:
+        if place not in contents:
+            _write(place, {})
+            if place != folder and not any(place.iterdir()):
+                place.rmdir()
+    return [path for place, files in contents.items() for path in _write(place, files)]
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> list[Path]:
