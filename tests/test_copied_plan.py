@@ -270,10 +270,10 @@ def test_processes_find_what_one_does(run, monkeypatch):
         RequestLog.load(run.requests),
         [(name, usual(name), "serial", None) for name in ("vllm:suffix", "openvino:prompt-lookup")],
     )
-    with copied._replays(run.requests, log) as many:
+    with copied._replays(log) as many:
         alone = many(jobs)
     monkeypatch.setattr(copied, "IN_PROCESS", 0)
-    with copied._replays(run.requests, log) as many:
+    with copied._replays(log) as many:
         together = many(jobs)
     for one, two in zip(alone, together, strict=True):
         for mine, theirs in zip(one, two, strict=True):

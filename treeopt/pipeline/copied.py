@@ -44,7 +44,6 @@ IN_SAMPLE = "There is a single conversation, so the figures are of the text that
 UNUSED = {"shape": None, "max_rank": None, "max_depth": None, "measured_only": False}
 Job = tuple[str, Settings, State, int | None]  # a drafter, its settings, what is kept, and how many requests
 Replays = Callable[[Sequence[Job]], list[list[Candidate]]]  # what each job found on the two halves
-_WORKERS: list[tuple[RequestLog, list[BoolArray]]] = []  # a process's log and its halves
 
 
 def search_copied(
@@ -70,7 +69,7 @@ def search_copied(
     costs = costs_of(latencies, request, log.usual_context)
     check_rows(costs)
     inputs = inputs_of(*(file for file in (run.requests, timed) if file))
-    plan = replace(planned(run.requests, log, costs, request, drafters), inputs=inputs)
+    plan = replace(planned(log, costs, request, drafters), inputs=inputs)
     if for_groups == "own":
         if not log.group_names:
             raise InvalidInput(
@@ -79,7 +78,7 @@ def search_copied(
 
         def plan_part(own: RunDirectory, part: RequestLog) -> tuple[Path, Plan]:
             own.replace_requests(part)
-            return own.requests, planned(own.requests, part, costs, request, drafters)
+            return own.requests, planned(part, costs, request, drafters)
 
         of = {name: np.flatnonzero(log.group == number) for number, name in enumerate(log.group_names)}
         parts = {name: log.select(which) for name, which in of.items() if len(which)}
@@ -120,16 +119,14 @@ def check_rows(costs: Mapping[int, StepCosts]) -> None:
             )
 
 
-def planned(
-    file: Path, log: RequestLog, costs: Mapping[int, StepCosts], request: PlanRequest, drafters: Sequence[str]
-) -> Plan:
-    """The plan for a log that is in a file; InvalidInput where the budget has no room for any setting,
+def planned(log: RequestLog, costs: Mapping[int, StepCosts], request: PlanRequest, drafters: Sequence[str]) -> Plan:
+    """The plan for a log; InvalidInput where the budget has no room for any setting,
     OutOfRange where too few rows were timed."""
     all_requests, log = log.num_sequences, first_answers(log, JUDGED_TOKENS)
     first, budget = first_answers(log, SOUGHT_TOKENS).num_sequences, request.limits.budget
     each = max(MOST_TRIED // len(drafters), FEWEST_TRIED)
     warnings, settings, usuals = list[str](), dict[str, list[Candidate]](), dict[str, Candidate]()
-    with _replays(file, log) as replayed, progress("Searching", len(drafters) * (each + FINALISTS)) as advance:
+    with _replays(log) as replayed, progress("Searching", len(drafters) * (each + FINALISTS)) as advance:
 
         def value(name: str, tried: Sequence[Settings]) -> Floats:
             results = replayed([(name, options, "serial", first) for options in tried])
@@ -221,25 +218,15 @@ def halves(log: RequestLog) -> IntArray:
 
 
 @contextmanager
-def _replays(file: Path, log: RequestLog) -> Iterator[Replays]:
+def _replays(log: RequestLog) -> Iterator[Replays]:
     """What replays jobs, in several processes where that pays."""
+    work = partial(tried_on, log, parts=_parts(log))
     if len(log.tokens) < IN_PROCESS:
-        parts = _parts(log)
-        yield lambda jobs: [tried_on(log, job, parts) for job in jobs]
+        yield lambda jobs: [work(job) for job in jobs]
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with ProcessPoolExecutor(min(cores, MOST_PROCESSES), get_context("spawn"), _load, (file,)) as pool:
-        yield lambda jobs: list(pool.map(_job, jobs))
-
-
-def _load(file: Path) -> None:
-    log = first_answers(RequestLog.load(file), JUDGED_TOKENS)
-    _WORKERS[:] = [(log, _parts(log))]
-
-
-def _job(job: Job) -> list[Candidate]:
-    log, parts = _WORKERS[0]
-    return tried_on(log, job, parts)
+    with ProcessPoolExecutor(min(cores, MOST_PROCESSES), get_context("spawn")) as pool:
+        yield lambda jobs: list(pool.map(work, jobs))
 
 
 def _parts(log: RequestLog) -> list[BoolArray]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -103,19 +104,14 @@ def train(
 @contextmanager
 def writing_heads(folder: Path, answers: Path | None) -> Iterator[None]:
     """Be the only writer of a folder of heads."""
-
-    def places() -> Iterator[Path]:
-        yield folder
-        for place in (folder / "training", answers):
-            if place is not None:
-                yield from (place, *place.glob("*.partial/**"), *place.glob("answers-*/"))
-
+    own = [place for place in (folder / "training", answers) if place is not None]
+    parts = (part for place in own for pattern in ("*.partial/**", "answers-*/") for part in place.glob(pattern))
     refusal = (
         f"A folder of heads has one writer at a time, but another treeopt is writing to {folder}: wait for it, or pass "
         "another `output`."
     )
     try:
-        with writing.sole_writer(folder / "training", places(), refusal):
+        with writing.sole_writer(folder / "training", chain([folder, *own], parts), refusal):
             yield
     finally:
         with suppress(OSError):
