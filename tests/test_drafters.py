@@ -33,9 +33,9 @@ from treeopt.runtime.stepper import PLAIN
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Text, common_tokens, make_batch
+from treeopt.runtime.training.losses import count
 from treeopt.runtime.training.opening import make_heads
 from treeopt.runtime.training.recipe import Recipe
-from treeopt.runtime.training.trainees import count
 from treeopt.trees.draft import DDTree, DynamicTree
 from treeopt.trees.tree import Tree
 

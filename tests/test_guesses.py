@@ -16,9 +16,9 @@ from treeopt.runtime.drafters.layer import EagleHeads, OneLayer, layer_config
 from treeopt.runtime.drafters.states import batches
 from treeopt.runtime.target import Target, compile_target
 from treeopt.runtime.training.batches import Text, make_batch
+from treeopt.runtime.training.losses import count
 from treeopt.runtime.training.opening import make_heads
 from treeopt.runtime.training.recipe import Recipe
-from treeopt.runtime.training.trainees import count
 
 from .conftest import VOCABULARY, tiny_model
 from .slow_drafters import check_proposals, check_ranks, slow_eagle, slow_eagle3, slow_hydra, slow_model, small_model

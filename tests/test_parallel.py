@@ -25,7 +25,7 @@ from treeopt.runtime.drafters.protocol import TreeTensors
 from treeopt.runtime.session import by_rejection
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Text, make_batch
-from treeopt.runtime.training.trainees import count
+from treeopt.runtime.training.losses import count
 from treeopt.trees.tree import Tree
 
 from .conftest import VOCABULARY, tiny_model

@@ -23,9 +23,10 @@ from treeopt.runtime.training.batches import (
     split_texts,
     texts_of_step,
 )
+from treeopt.runtime.training.loop import Checkpoint, Loop
+from treeopt.runtime.training.losses import count, loss_of
 from treeopt.runtime.training.opening import make_heads
 from treeopt.runtime.training.recipe import KINDS, Recipe
-from treeopt.runtime.training.trainees import Trainee, count, teacher_loss, text_loss
 
 from .slow_drafters import slow_eagle3_logits
 
@@ -174,8 +175,8 @@ def test_losses_are_those_of_slow_loops():
         text -= now[label]
         teacher -= sum(math.exp(p) * q for p, q in zip(then, now, strict=True))
     a, b, y = torch.tensor(logits), torch.tensor(other), torch.tensor(labels)
-    assert float(text_loss(a, y)) == pytest.approx(text, rel=1e-12)
-    assert float(teacher_loss(a, b, y)) == pytest.approx(teacher, rel=1e-12)
+    assert float(loss_of(a, y)) == pytest.approx(text, rel=1e-12)
+    assert float(loss_of(a, y, b)) == pytest.approx(teacher, rel=1e-12)
 
 
 class Counting:
@@ -204,7 +205,7 @@ def test_head_k_guesses_the_token_k_plus_1_places_on(shift, right):
     ("kind", "draft_vocab"),
     [("medusa-1", None), ("medusa-shared", None), ("hydra", None), ("eagle3", None), ("eagle3", 20)],
 )
-def test_the_loss_of_a_step_is_that_of_slow_loops(kind, draft_vocab):
+def test_the_loss_of_a_step_is_that_of_slow_loops(kind, draft_vocab, tmp_path):
     """State by state, head by head, with the true tokens, and the model's own logits as the teacher of EAGLE-3."""
     target, layers = small_target(), 1 if kind == "eagle3" else 2
     recipe = Recipe(kind, K, num_layers=layers, draft_vocab=draft_vocab, steps=1)
@@ -215,8 +216,11 @@ def test_the_loss_of_a_step_is_that_of_slow_loops(kind, draft_vocab):
             parameter += 0.2 * torch.randn(parameter.shape, generator=rng, dtype=parameter.dtype)
     ids = torch.arange(37) if heads.token_ids is None else heads.token_ids
     assert len(ids) == (draft_vocab or 37)
-    batch, trials = make_batch(texts, K, "cpu"), count_trials(texts, K)
-    loss, counts = Trainee(heads, recipe, target)(batch, torch.from_numpy(trials))
+    trials = count_trials(texts, K)
+    loop = Loop(
+        heads, target, recipe, texts, checkpoint=Checkpoint(tmp_path / "checkpoint.pt", {}), log=tmp_path / "log"
+    )
+    loss, counts = loop._pass(texts, list(range(len(texts))), trials)
 
     sums, hits = [0.0] * K, [0] * K
     for text in texts:

@@ -26,10 +26,9 @@ from treeopt.runtime.stop import StopRule
 from treeopt.runtime.training import loop as loop_module
 from treeopt.runtime.training import opening
 from treeopt.runtime.training.batches import Text
-from treeopt.runtime.training.loop import Checkpoints, Loop
+from treeopt.runtime.training.loop import Checkpoint, Loop
 from treeopt.runtime.training.opening import Asking, given_texts, make_heads, own_texts, save_result
 from treeopt.runtime.training.recipe import KINDS, Recipe
-from treeopt.runtime.training.trainees import Trainee
 from treeopt.trees.tree import Tree
 
 from .conftest import asked, invoke, some_long, treeopt
@@ -42,9 +41,8 @@ TEXTS = random_texts(np.random.default_rng(0), 9)
 
 
 def make_loop(folder, target, recipe, texts=TEXTS, **options) -> Loop:
-    trainee = Trainee(make_heads(target, recipe, texts=texts), recipe, target)
-    options |= {"checkpoints": Checkpoints(folder / "checkpoint.partial", recipe.record()), "log": folder / "log.jsonl"}
-    return Loop(trainee, texts, **options)
+    checkpoint, log = Checkpoint(folder / "checkpoint.pt", recipe.record()), folder / "log.jsonl"
+    return Loop(make_heads(target, recipe, texts), target, recipe, texts, checkpoint=checkpoint, log=log, **options)
 
 
 def lines(folder) -> list[dict]:
@@ -61,7 +59,7 @@ def run(loop: Loop, steps: int | None = None, *, after: int = 0) -> dict[str, to
     for position in loop.run():
         if position.step == steps:
             break
-    return trained(loop.trainee)
+    return trained(loop.heads)
 
 
 # Runs that continue
@@ -83,7 +81,6 @@ def test_a_run_that_was_killed_ends_in_the_weights_of_one_that_was_not(kind, tmp
     one, other = lines(tmp_path / "whole"), lines(tmp_path / "killed")
     assert [line["loss"] for line in one] == [line["loss"] for line in other]
     assert [line["step"] for line in other] == list(range(1, 8))
-    assert len(list((tmp_path / "killed/checkpoint.partial").glob("*.pt"))) == 1
 
 
 @pytest.mark.parametrize(("kind", "layers"), [("medusa-1", 1), ("hydra", 2), ("eagle3", 1), ("dflash", 2)])
@@ -94,11 +91,11 @@ def test_training_goes_on_from_heads_that_were_written(kind, layers, tmp_path):
     recipe = Recipe(kind, K, num_layers=layers, steps=3, draft_vocab=20 if "eagle" in kind else None)
     loop = make_loop(tmp_path / "first", target, recipe)
     before = run(loop)
-    save_result(loop.trainee, target, recipe, tmp_path / "heads")
+    save_result(loop.heads, target, recipe, tmp_path / "heads")
     target.config.intermediate_size = usual
     onward = replace(recipe, start=str(tmp_path / "heads"), draft_vocab=None)
     begun = make_loop(tmp_path / "second", target, onward)
-    again = trained(begun.trainee)
+    again = trained(begun.heads)
     assert again.keys() == before.keys()
     assert all(torch.equal(weight, before[name]) for name, weight in again.items())
     assert any(not torch.equal(weight, before[name]) for name, weight in run(begun).items())
@@ -125,20 +122,20 @@ def test_a_checkpoint_of_another_run_is_left_alone_and_a_run_without_one_makes_r
     run(make_loop(tmp_path / "none", target, recipe))
     loop = make_loop(tmp_path / "none", target, other, checkpoint_steps=1)
     run(loop)
-    assert (len(lines(tmp_path / "none")), loop.checkpoints.step()) == (3, 3)
+    assert (len(lines(tmp_path / "none")), loop.kept.step) == (3, 3)
 
 
 def test_a_damaged_checkpoint_is_one_sentence(tmp_path):
     """Once it is deleted, the run begins anew."""
     recipe = Recipe(steps=3, num_heads=K)
     run(make_loop(tmp_path, small_target(), recipe, checkpoint_steps=2), steps=3)
-    (file,) = (tmp_path / "checkpoint.partial").glob("*.pt")
+    file = tmp_path / "checkpoint.pt"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(InvalidInput, match=r"is damaged\. Delete it"):
         make_loop(tmp_path, small_target(), recipe).resume()
     file.unlink()
     loop = make_loop(tmp_path, small_target(), recipe)
-    assert (loop.checkpoints.step(), loop.resume().step) == (0, 0)
+    assert loop.resume().step == 0
 
 
 @pytest.mark.parametrize(("where", "number"), [("gradient", signal.SIGINT), ("update", signal.SIGTERM)])
@@ -148,7 +145,7 @@ def test_an_interrupted_run_keeps_the_steps_that_are_done(where, number, tmp_pat
     before = signal.signal(number, signal.default_int_handler)
     whole = run(make_loop(tmp_path / "whole", small_target(), recipe))
     loop = make_loop(tmp_path, small_target(), recipe)
-    owner, name = (loop.trainee, "forward") if where == "gradient" else (loop.optimisers[0], "step")
+    owner, name = (loop, "_gradient") if where == "gradient" else (loop.optimisers[0], "step")
     calls, original = [], getattr(owner, name)
 
     def stopped(*arguments):
@@ -162,8 +159,8 @@ def test_an_interrupted_run_keeps_the_steps_that_are_done(where, number, tmp_pat
         run(loop)
     assert signal.signal(number, before) is signal.default_int_handler
     done = 3 if where == "gradient" else 4
-    loop.checkpoint()
-    assert loop.checkpoints.step() == loop.position.step == done
+    loop.keep()
+    assert loop.kept.step == loop.position.step == done
     again = run(make_loop(tmp_path, small_target(), recipe), after=done)
     assert all(torch.equal(whole[name], weight) for name, weight in again.items())
     assert len(lines(tmp_path)) == 6
@@ -268,16 +265,16 @@ def test_a_drafter_learns_a_language_and_its_file_has_the_same_ranks(tmp_path):
     assert max(before["accuracy"]) < 0.5
     assert min(after["accuracy"]) > 0.9
 
-    files = save_result(loop.trainee, target, recipe, tmp_path / "made")
+    files = save_result(loop.heads, target, recipe, tmp_path / "made")
     assert [file.name for file in files] == ["model.safetensors", "config.json"]
     base = Base(target.lm_head.weight, target.model.get_input_embeddings().weight, target.config, num_heads=K)
     loaded = load_heads(str(tmp_path / "made"), base).heads
-    assert loaded.form == loop.trainee.heads.form
+    assert loaded.form == loop.heads.form
     answers = [
         GivenText(t.tokens[:4].tolist(), t.tokens[4:].tolist(), End.LIMIT, target.read([t.tokens[:-1].tolist()])[0])
         for t in texts
     ]
-    ours, theirs = (heads.ranks(answers, 10) for heads in (loop.trainee.heads, loaded))
+    ours, theirs = (heads.ranks(answers, 10) for heads in (loop.heads, loaded))
     assert all((mine == other).all() for mine, other in zip(ours, theirs, strict=True))
     assert np.mean([(ranks[:-1, 0] == 0).mean() for ranks in ours]) > 0.9
 
@@ -360,7 +357,7 @@ def test_a_command_makes_heads_that_decode_what_the_model_says(kind, tmp_path):
     assert len(saved["texts"]["prompt_sha256"]) == 6
     for counts in saved["held_out"].values():
         assert all(f"{accuracy:.3f}" in done.stdout for accuracy in counts["accuracy"])
-    assert not (out / "training/checkpoint.partial").exists()
+    assert not (out / "training/checkpoint.pt").exists()
     assert not list(out.rglob(".treeopt-*"))
     assert len(lines(out / "training")) == 3
 
@@ -465,8 +462,8 @@ def test_products_in_bfloat16_learn_too(tmp_path):
     target, recipe = small_target(dtype=torch.float32), Recipe(num_heads=K, steps=3)
     whole, half = (run(make_loop(tmp_path / name, target, recipe, precision=name)) for name in ("no", "bf16"))
     assert all(weight.dtype == torch.float32 for weight in half.values())
-    assert not torch.equal(whole["heads.blocks"], half["heads.blocks"])
-    torch.testing.assert_close(whole["heads.blocks"], half["heads.blocks"], rtol=0.0, atol=0.01)
+    assert not torch.equal(whole["blocks"], half["blocks"])
+    torch.testing.assert_close(whole["blocks"], half["blocks"], rtol=0.0, atol=0.01)
 
 
 def test_a_model_of_ones_own_needs_prompts():

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 RULE_OPTIONS = ("acceptance", "temperature", "top_p", "top_k")
 FEW_HELD_OUT = 10  # texts; fewer cannot tell how good heads are
-CHECKPOINT = "checkpoint.partial"
+CHECKPOINT = "checkpoint.pt"
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def train(
 def writing_heads(folder: Path, answers: Path | None) -> Iterator[None]:
     """Be the only writer of a folder of heads."""
     own = [place for place in (folder / "training", answers) if place is not None]
-    parts = (part for place in own for pattern in ("*.partial/**", "answers-*/") for part in place.glob(pattern))
+    parts = (part for place in own for part in place.glob("answers-*/"))
     refusal = (
         f"A folder of heads has one writer at a time, but another treeopt is writing to {folder}: wait for it, or pass "
         "another `output`."
@@ -122,12 +122,10 @@ def _check_folder(folder: Path, kind: str) -> None:
     """Raise InvalidInput, before anything is trained, where other weights lie in the folder."""
     from treeopt.runtime.checkpoints.save import check_folder
 
-    made, unfinished = folder / "training" / "training.json", folder / "training" / CHECKPOINT / "key.json"
-    recipes = [
-        storage.read_json(made, "training").get("recipe") if made.exists() else None,
-        storage.load_json(unfinished) if unfinished.exists() else None,  # killed while it wrote the heads
-    ]
-    if kind not in [recipe.get("kind") for recipe in recipes if isinstance(recipe, dict)]:
+    made = folder / "training" / "training.json"
+    recipe = storage.read_json(made, "training").get("recipe") if made.exists() else None
+    is_same = isinstance(recipe, dict) and recipe.get("kind") == kind
+    if not is_same and not (folder / "training" / CHECKPOINT).exists():  # else it was killed while it wrote the heads
         check_folder(folder)
 
 
@@ -197,16 +195,14 @@ class TrainingJob:
 
     def run(self) -> tuple[tuple[Path, ...], dict[str, object]]:
         """Count, train, count again, write the heads: their files, and what was reached."""
-        from treeopt.runtime.training.loop import Checkpoints, Loop
+        from treeopt.runtime.training.loop import Checkpoint, Loop
         from treeopt.runtime.training.opening import make_heads, save_result
-        from treeopt.runtime.training.trainees import Trainee
 
         heads = make_heads(self.target, self.recipe, self.learned)
-        trainee = Trainee(heads, self.recipe, self.target)
-        checkpoints = Checkpoints(self.work / CHECKPOINT, self._key())
-        checkpoints.check()
-        log, precision = self.work / "log.jsonl", self.precision
-        loop = Loop(trainee, self.learned, checkpoints=checkpoints, log=log, precision=precision)
+        checkpoint = Checkpoint(self.work / CHECKPOINT, self._key())
+        checkpoint.read()  # that of another run is refused before anything is counted
+        given, log = (heads, self.target, self.recipe, self.learned), self.work / "log.jsonl"
+        loop = Loop(*given, checkpoint=checkpoint, log=log, precision=self.precision)
         with progress("Counting before", None):
             before = loop.count(self.held_out)
         if begun := loop.resume().step:
@@ -220,14 +216,14 @@ class TrainingJob:
                     shown = share
             with progress("Counting after", None):
                 after = loop.count(self.held_out)
-            loop.checkpoint()
+            loop.keep()
         except KeyboardInterrupt:
-            loop.checkpoint()
+            loop.keep()
             if done := loop.position.step:
                 note(f"Stopped after step {done:,}: the same command goes on there.")
             raise
         with progress("Writing", None):
-            files = save_result(trainee, self.target, self.recipe, self.folder)
+            files = save_result(heads, self.target, self.recipe, self.folder)
         seconds, held_out = round(loop.position.seconds, 3), {"before": before, "after": after}
         return tuple(files), {"steps": loop.position.step, "seconds": seconds, "held_out": held_out}
 
@@ -272,7 +268,7 @@ class TrainingJob:
     def write_record(self, record: Mapping[str, Any]) -> None:
         """training.json, and then the end of the checkpoint."""
         storage.write_json(self.work / "training.json", "training", record)
-        writing.discard(self.work / CHECKPOINT)
+        (self.work / CHECKPOINT).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

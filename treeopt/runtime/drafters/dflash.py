@@ -31,8 +31,7 @@ from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Batch, Text
 from treeopt.runtime.training.recipe import Recipe
 
-# Most products of queries and keys that the states of a batch make together; on a CPU they fit in its cache.
-READ_AT_ONCE, READ_BY_CPU = 2**26, 2**20
+READ_AT_ONCE = 2**26  # most products of queries and keys that the states of a batch make together
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # of a layer, and (b, heads, B, D) queries, keys and values
 
 
@@ -172,37 +171,44 @@ class DFlashHeads(Heads):
 
     def rows(self, hidden: Tensor, batch: Batch) -> Tensor:
         """(n, K, d) the guessing rows of the blocks of all the batch's states, each over the context of its own text."""
-        places = torch.arange(hidden.shape[1], device=hidden.device)
-        known = [*self.context(self.fused(hidden), places[None])]
-        products = self.config.num_attention_heads * self.block_rows * (len(places) + self.block_rows)
-        most = max(1, (READ_BY_CPU if hidden.device.type == "cpu" else READ_AT_ONCE) // products)
-        states = zip(batch.rows.split(most), batch.columns.split(most), strict=True)
-        found = [self.read(known, rows, columns, batch.tokens[rows, columns + 1]) for rows, columns in states]
-        return torch.cat(found)[:, self.form.first :]
+        (texts, width), heads, block = hidden.shape[:2], self.config.num_attention_heads, self.block_rows
+        known = [*self.context(self.fused(hidden), torch.arange(width, device=hidden.device)[None])]
+        # Of as many states that their blocks are no longer together than the texts.
+        most = min(width // block, READ_AT_ONCE // (2 * heads * texts * block * width))
+        parts = [(at, self.read(known, part)) for at, part in batch.parts(max(1, most))]
+        places = torch.cat([at for at, _ in parts]).argsort().to(hidden.device)
+        return torch.cat([rows for _, rows in parts])[places, self.form.first :]
 
-    def read(self, known: Sequence[tuple[Tensor, Tensor]], rows: Tensor, columns: Tensor, roots: Tensor) -> Tensor:
-        """(n, B, d) rows of the blocks behind the (n,) roots.
+    def read(self, known: Sequence[tuple[Tensor, Tensor]], batch: Batch) -> Tensor:
+        """(n, B, d) rows of the blocks of a batch's states; those of a text are one pass, and see no other block's rows.
 
-        known         : of each layer, (texts, H, T, D) keys and values of the texts' states
-        rows, columns : (n,) text and place of the state before each root; those of a text are consecutive
+        known : of each layer, (texts, H, T, D) keys and values of the texts' states
         """
-        places, steps = (torch.arange(n, device=roots.device) for n in (known[0][0].shape[2], self.block_rows))
-        positions = columns[:, None] + 1 + steps
-        seen = (places <= columns[:, None])[:, None].expand(-1, len(steps), -1)
-        back = positions[..., None] - torch.cat([places.expand(len(rows), -1), positions], 1)[:, None]
-        texts, counts = (part.tolist() for part in rows.unique_consecutive(return_counts=True))
+        columns, own = batch.places()  # (texts, A), (n,)
+        (texts, each), device = columns.shape, columns.device
+        context, steps = torch.arange(known[0][0].shape[2], device=device), torch.arange(self.block_rows, device=device)
+        positions = columns[..., None] + 1 + steps  # (texts, A, B)
+        places = torch.cat([context.expand(texts, -1), positions.flatten(1)], 1)  # of keys
+        back = positions.flatten(1)[..., None] - places[:, None]  # (texts, A B, T + A B)
+        before = (context <= columns[..., None]).repeat_interleave(len(steps), 1)
+        alone = torch.eye(each, dtype=torch.bool, device=device)
 
-        def masked(causal: bool, window: int | None) -> Tensor:
-            both = torch.cat([seen, itself(steps, causal=causal).expand(len(rows), -1, -1)], 2)
-            return both if window is None else both & (back < window)
+        def mask(causal: bool, window: int | None) -> Tensor:
+            block = (alone[:, None, :, None] & itself(steps, causal=causal)[:, None]).flatten(2).flatten(0, 1)
+            seen = torch.cat([before, block.expand(texts, -1, -1)], 2)
+            return (seen if window is None else seen & (back < window))[:, None]
 
-        masks = [masked(*kind) for kind in zip(self.form.causal, self.form.windows, strict=True)]
+        masks = [mask(*kind) for kind in zip(self.form.causal, self.form.windows, strict=True)]
 
         def attend(i: int, *block: Tensor) -> Tensor:
-            parts = zip(texts, *(part.split(counts) for part in (*block, masks[i])), strict=True)
-            return torch.cat([read_both(*part, *(of[text] for of in known[i])) for text, *part in parts])
+            queries, keys, values = (part.unflatten(0, (texts, each)).transpose(1, 2).flatten(2, 3) for part in block)
+            keys, values = (torch.cat(both, 2) for both in zip(known[i], (keys, values), strict=True))
+            made = F.scaled_dot_product_attention(queries, keys, values, masks[i], enable_gqa=True)
+            return made.unflatten(2, (each, -1)).transpose(1, 2).flatten(0, 1)
 
-        return self.block(roots, positions, attend)
+        roots = batch.tokens[torch.arange(texts, device=device)[:, None], columns + 1]
+        rows = self.block(roots.flatten(), positions.flatten(0, 1), attend)
+        return rows.unflatten(0, (texts, each))[batch.rows, own]
 
 
 class BlockState(CausalDraft):
@@ -238,24 +244,6 @@ class BlockDraft(MarginalDraft, BlockState):
 
     def marginals(self, roots: Tensor, depth: int) -> Tensor:
         return torch.as_tensor(self.drafter.logits(self.rows(roots)[:, :depth]))
-
-
-def read_both(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor, before: Tensor, held: Tensor) -> Tensor:
-    """(n, heads, B, D) what queries of n blocks read of one text's context, whose keys are never copied, and of their own block.
-
-    keys, values : (n, H, B, D) of the blocks
-    seen         : (n, B, T + B) whether each row sees each of the context and of its block
-    before, held : (H, T, D) keys and values of the context
-    """
-    scaled = queries * queries.shape[-1] ** -0.5
-    by_key = scaled.unflatten(1, (len(before), -1)).movedim(1, 0)  # (H, n, heads of each, B, D)
-    own, own_values = (part.movedim(1, 0)[:, :, None] for part in (keys, values))  # (H, n, 1, B, D)
-    far = (by_key.flatten(1, 3) @ before.mT).unflatten(1, by_key.shape[1:4])
-    products = torch.cat([far, by_key @ own.mT], -1).masked_fill_(~seen[:, None], -torch.inf)
-    shares = products.softmax(-1, torch.promote_types(products.dtype, torch.float32)).to(queries.dtype)
-    far, near = shares.split([before.shape[1], keys.shape[2]], -1)
-    made = (far.flatten(1, 3) @ held).unflatten(1, by_key.shape[1:4]) + near @ own_values
-    return made.movedim(0, 1).flatten(1, 2)
 
 
 def itself(steps: Tensor, *, causal: bool) -> Tensor:

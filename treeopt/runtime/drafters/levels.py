@@ -83,23 +83,25 @@ class LevelDraft:
             tokens.append(self.named(level.best(logits), level.depth))
         return torch.cat(tokens, 1)
 
-    def grow(self, levels: int, topks: Sequence[int], roots: Tensor) -> list[Pool]:
-        """The pool of each topk behind the (b,) roots. The drafter sees a node once, though several expand it."""
-        level, tokens, most = Frontier(torch.zeros_like(roots)[:, None]), roots[:, None], max(topks)
-        growing = [GrowingPool(topk, roots) for topk in topks]
+    def grow(self, levels: int, topk: int, roots: Tensor) -> Pool:
+        """The pool of a dynamic tree behind the (b,) roots: of each level the ``topk`` best nodes are expanded."""
+        rows = torch.arange(len(roots), device=roots.device)[:, None]
+        level, tokens = Frontier(torch.zeros_like(roots)[:, None]), roots[:, None]
+        places, scores, size = torch.full_like(tokens, -1), torch.zeros(tokens.shape, device=roots.device), 0
+        found = []  # tokens, parents, scores and depths of each level
         self.begin(roots, levels)
         for depth in range(levels):
-            guesses, own = self.children(level, tokens, most)
-            children = self.named(guesses, depth).expand(-1, level.nodes, -1)
-            best = [one.add(children, own.expand_as(children), last=depth + 1 == levels) for one in growing]
-            if depth + 1 < levels:
-                nodes = best[0]
-                if len(growing) > 1:
-                    nodes, places = united(best)
-                    for one, at in zip(growing, places, strict=True):
-                        one.at = at
-                level, tokens = Frontier(nodes // most, level), children.flatten(1).gather(1, nodes)
-        return [one.pool() for one in growing]
+            guesses, own = self.children(level, tokens, topk)
+            children = self.named(guesses, depth).expand(-1, level.nodes, -1).flatten(1)
+            made = (scores[..., None] + own).flatten(1).masked_fill(children < 0, -torch.inf)  # (b, E k)
+            depths = rows.new_full((children.shape[1],), depth + 1)
+            found.append((children, places.repeat_interleave(topk, 1), made, depths))
+            best = made.sort(dim=1, descending=True, stable=True).indices[:, :topk]
+            level, tokens, scores = Frontier(best // topk, level), children[rows, best], made[rows, best]
+            places = size + best
+            size += children.shape[1]
+        parts = [torch.cat(part, -1) for part in zip(*found, strict=True)]
+        return Pool(*parts)
 
     def read(self, answer: GivenText) -> None:
         """Take a whole text, so that `seek` can go to its states; rows that were there are forgotten."""
@@ -111,63 +113,6 @@ class LevelDraft:
         The states of one call are those of the last one again, or come before them.
         """
         raise NotImplementedError
-
-
-class GrowingPool:
-    """The pool of one topk while it grows level by level, beside those of others.
-
-    at : (b, E) places of its frontier among the expanded nodes of all; None where these are its own
-    """
-
-    def __init__(self, topk: int, roots: Tensor) -> None:
-        self.topk = topk
-        self.at: Tensor | None = None
-        self._rows = torch.arange(len(roots), device=roots.device)[:, None]
-        self._places = torch.full_like(roots[:, None], -1)  # of the frontier in the pool
-        self._scores = torch.zeros((len(roots), 1), device=roots.device)
-        self._found: list[tuple[Tensor, Tensor, Tensor]] = []  # tokens, parents and scores of each level
-        self._size = 0
-
-    def add(self, children: Tensor, own: Tensor, *, last: bool) -> Tensor:
-        """Take (b, E, K) children of the expanded nodes and their log-probabilities.
-
-        Returns (b, k) of them, by their places among the E K, as the next frontier, best first.
-        """
-        k, most = self.topk, children.shape[2]
-        if self.at is not None:
-            children, own = children[self._rows, self.at], own[self._rows, self.at]
-        tokens, own = children[..., :k], own[..., :k]
-        scores = (self._scores[..., None] + own).masked_fill(tokens < 0, -torch.inf).flatten(1)  # (b, E k)
-        self._found.append((tokens.flatten(1), self._places.repeat_interleave(k, 1), scores))
-        if last:
-            return self._rows
-        kept = scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
-        self._scores, self._places = scores[self._rows, kept], self._size + kept
-        self._size += scores.shape[1]
-        parents = kept // k
-        return (parents if self.at is None else self.at.gather(1, parents)) * most + kept % k
-
-    def pool(self) -> Pool:
-        tokens, parents, scores = (torch.cat(parts, 1) for parts in zip(*self._found, strict=True))
-        depths = [self._rows.new_full((len(part[0][0]),), depth) for depth, part in enumerate(self._found, 1)]
-        return Pool(tokens, parents, scores, torch.cat(depths))
-
-
-def united(frontiers: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """(b, E) the different numbers in each row of several (b, k), and the places of those there.
-
-    A row with fewer ends in repetitions of its first.
-
-    >>> nodes, places = united([torch.tensor([[5, 2]]), torch.tensor([[5, 7, 9]])])
-    >>> nodes.tolist(), [part.tolist() for part in places]
-    ([[2, 5, 7, 9]], [[[1, 0]], [[1, 2, 3]]])
-    """
-    nodes, none = torch.cat(list(frontiers), 1).sort(1).values, torch.iinfo(torch.long).max
-    again = torch.zeros_like(nodes, dtype=torch.bool)
-    again[:, 1:] = nodes[:, 1:] == nodes[:, :-1]
-    nodes = nodes.masked_fill(again, none).sort(1).values[:, : int((~again).sum(1).max())].contiguous()
-    places = [torch.searchsorted(nodes, frontier.contiguous()) for frontier in frontiers]
-    return torch.where(nodes == none, nodes[:, :1], nodes), places
 
 
 def chosen_tree(pool: Pool, roots: Tensor, rows_each: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -242,7 +187,7 @@ def _(tree: DynamicTree, drafter: Drafter, state: object, acceptance: Greedy, de
     if not isinstance(state, LevelDraft):
         raise InvalidInput(f"A dynamic tree needs a drafter with probabilities, but {drafter.kind} has none.")
     check_fits(drafter, tree.levels, tree.topk - 1)
-    return drafting_by(lambda roots: state.grow(tree.levels, (tree.topk,), roots)[0], tree, acceptance)
+    return drafting_by(lambda roots: state.grow(tree.levels, tree.topk, roots), tree, acceptance)
 
 
 def drafting_by(grow: Callable[[Tensor], Pool], draft: Draft, acceptance: Greedy) -> Drafting:

@@ -26,12 +26,10 @@ from torch import Tensor
 
 from treeopt.records.drafters import DRAFTERS
 from treeopt.records.trace import MISS, NO_TRIAL, End
-from treeopt.trees.tree import IntArray, Tree
+from treeopt.trees.tree import Tree
 
 FEW = 128  # logits
 DRAFT_DEPTH = 5  # guesses in a row of drafters that could go on for ever, unless told otherwise
-
-Index = int | slice | Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,17 +110,13 @@ class Level(Frontier):
     """A frontier of a tree, and its children."""
 
     width: int  # candidates needed of each
-    at: Index  # (E,) the parents
-    among: Index  # (E,) places among the children of the level above
-    of: Index  # (C,) whose child each child is, as a place among the nodes
-    ranks: Index  # (C,)
+    among: Tensor  # (E,) places among the children of the level above
+    of: Tensor  # (C,) whose child each child is, as a place among the nodes
+    ranks: Tensor  # (C,)
 
     def best(self, logits: Tensor) -> Tensor:
         """(b, C) tokens of the level's children, by (b, E, Vt) logits of the nodes."""
         return top_candidates(logits, self.width)[:, self.of, self.ranks]
-
-    def inherit(self, above: Tensor) -> Tensor:
-        return above[:, self.at]
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,28 +152,18 @@ def _levels(tree: Tree, device: torch.device) -> list[Level]:
     for depth in range(tree.depth):
         nodes = np.unique(tree.parents[tree.depths == depth + 1])
         parents, among = np.searchsorted(above, tree.parents[nodes]), np.searchsorted(children, nodes)
-        children = np.flatnonzero(tree.depths == depth + 1)
-        of, ranks = np.searchsorted(nodes, tree.parents[children]), tree.ranks[children]
-        alone = len(nodes) == 1
+        above, children = nodes, np.flatnonzero(tree.depths == depth + 1)
         found.append(
             Level(
                 parent=torch.tensor(parents, device=device)[None],
                 above=found[-1] if found else None,
-                width=int(ranks.max()) + 1,
-                at=_index(parents, device),
-                among=_index(among, device),
-                of=0 if alone else torch.tensor(of, device=device),
-                ranks=_index(ranks, device) if alone else torch.tensor(ranks, device=device),
+                width=int(tree.ranks[children].max()) + 1,
+                among=torch.tensor(among, device=device),
+                of=torch.tensor(np.searchsorted(nodes, tree.parents[children]), device=device),
+                ranks=torch.tensor(tree.ranks[children], device=device),
             )
         )
-        above = nodes
     return found
-
-
-def _index(places: IntArray, device: torch.device) -> Index:
-    """The places as an index, a slice where they follow each other: then nothing is copied."""
-    first, n = int(places[0]), len(places)
-    return slice(first, first + n) if (places == first + np.arange(n)).all() else torch.tensor(places, device=device)
 
 
 class DrafterState(Protocol):

@@ -260,9 +260,10 @@ class PoolRecorder:
             states = range(begin, min(begin + self._rows, len(roots)))
             own, true = (part[states.start : states.stop].to(answer.hidden.device) for part in (roots, labels))
             if self.levels:
-                draft.seek(states)
-                pools = draft.grow(self.levels, self.topks, own)
-                places = [true_places(pool, true, self.levels) for pool in pools]
+                places = []
+                for topk in self.topks:
+                    draft.seek(states)
+                    places.append(true_places(draft.grow(self.levels, topk, own), true, self.levels))
                 found["pool_places"].append(torch.stack(places, 1).cpu())
             if depth:
                 draft.seek(states)
@@ -271,7 +272,7 @@ class PoolRecorder:
 
     def _sought(self, tokens: int) -> LevelDraft:
         """Rows with room for a text of so many tokens."""
-        capacity = tokens + 1 + max(self.levels - 1, 0) * sum(self.topks)
+        capacity = tokens + 1 + max(self.levels - 1, 0) * max(self.topks, default=0)
         if capacity > self._capacity:
             width = getattr(self.drafter, "width", 0) or self.drafter.model.width
             layers = 1 if not hasattr(self.drafter, "model") else self.drafter.model.num_layers

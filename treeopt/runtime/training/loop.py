@@ -3,8 +3,6 @@
 The texts of a step are spread over passes; the loss of each is divided by the labels of the whole step, so the gradient
 is the same however they are spread.
 
-A checkpoint is one file, named by the step: what is trained, and the optimiser's state, as torch saves tensors.
-
 K heads
 """
 
@@ -17,7 +15,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +24,12 @@ from torch import Tensor, nn
 
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import storage, writing
-from treeopt.files.journal import Journal
 from treeopt.runtime.decode import synchronize
 from treeopt.runtime.memory import is_out_of_memory
+from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Text, count_trials, make_batch, texts_of_step
-from treeopt.runtime.training.recipe import CLIP_NORM, PRECISIONS
-from treeopt.runtime.training.trainees import Counted, Trainee
+from treeopt.runtime.training.losses import count
+from treeopt.runtime.training.recipe import CLIP_NORM, PRECISIONS, Recipe
 from treeopt.trees.tree import IntArray
 
 CHECKPOINT_STEPS = 100
@@ -49,7 +46,7 @@ class Position:
 
 
 def record_of(counts: Tensor, trials: IntArray) -> dict[str, object]:
-    """Each head's loss and hits over some texts, see `Trainee.forward`, and the rates that follow. trials : (K,) of the heads"""
+    """Each head's loss and hits over some texts, (2K,), and the rates that follow. trials : (K,) of the heads"""
     tried, sums = trials.tolist(), counts.tolist()
     loss, hits = sums[: len(tried)], sums[len(tried) :]
     return {
@@ -61,11 +58,10 @@ def record_of(counts: Tensor, trials: IntArray) -> dict[str, object]:
     }
 
 
-def optimisers_of(trainee: Trainee) -> list[torch.optim.Optimizer]:
+def optimisers_of(heads: nn.Module, recipe: Recipe, vocab_size: int) -> list[torch.optim.Optimizer]:
     """AdamW; where the recipe says so, Muon for matrices but the vocabulary's (Jordan, 2024), at AdamW's rates (Moonlight, 2.2)."""
-    weights = [weight for weight in trainee.heads.parameters() if weight.requires_grad]
-    rate, vocab_size = trainee.recipe.peak_rate, trainee.target.vocab_size
-    if not trainee.recipe.defaults.muon:
+    weights, rate = [weight for weight in heads.parameters() if weight.requires_grad], recipe.peak_rate
+    if not recipe.defaults.muon:
         return [torch.optim.AdamW(weights, rate, betas=(0.9, 0.95), weight_decay=0.0)]
     matrices, others = list[nn.Parameter](), list[nn.Parameter]()
     for weight in weights:
@@ -75,7 +71,7 @@ def optimisers_of(trainee: Trainee) -> list[torch.optim.Optimizer]:
 
 
 class Loop:
-    """One run: a trainee, its optimisers, and the texts.
+    """One run: heads on a base, which is frozen, their optimisers, and the texts.
 
     precision : number format of matrix products, one of `PRECISIONS`
     log       : file that takes a line of JSON for every step
@@ -83,42 +79,47 @@ class Loop:
 
     def __init__(
         self,
-        trainee: Trainee,
+        heads: Any,
+        target: Target,
+        recipe: Recipe,
         texts: Sequence[Text],
         *,
-        checkpoints: Checkpoints,
+        checkpoint: Checkpoint,
         log: Path,
         precision: str = PRECISIONS[0],
         checkpoint_steps: int = CHECKPOINT_STEPS,
     ) -> None:
-        self.trainee, self.texts, self.recipe = trainee, texts, trainee.recipe
-        self.checkpoints, self.log, self.checkpoint_steps = checkpoints, log, checkpoint_steps
-        passes, size = self.recipe.accumulate, self.recipe.batch_size
-        if size < passes:
-            raise InvalidInput(f"`batch_size` must be at least 1 for each pass, {passes}, but got {size}.")
-        self.num_heads, self.half = trainee.heads.num_heads, precision != PRECISIONS[0]
-        self.device = next(trainee.heads.parameters()).device
-        self.optimisers = optimisers_of(trainee)
-        self.position = Position()
+        self.heads, self.target, self.recipe, self.texts = heads, target, recipe, texts
+        self.checkpoint, self.log, self.checkpoint_steps = checkpoint, log, checkpoint_steps
+        if recipe.batch_size < recipe.accumulate:
+            raise InvalidInput(
+                f"`batch_size` must be at least 1 for each pass, {recipe.accumulate}, but got {recipe.batch_size}."
+            )
+        self.num_heads, self.half = heads.num_heads, precision != PRECISIONS[0]
+        self.device = next(heads.parameters()).device
+        self.optimisers = optimisers_of(heads, recipe, target.vocab_size)
+        self.position = self.kept = Position()
 
     def resume(self) -> Position:
-        """Go on from the last checkpoint; the log keeps the lines of the steps before."""
-        self.checkpoints.check()
-        self.position = self.checkpoints.load(self.trainee, self.optimisers)
+        """Go on from the checkpoint; the log keeps the lines of the steps before."""
+        if (kept := self.checkpoint.read()) is not None:
+            self.heads.load_state_dict(kept["weights"], strict=False)
+            for optimiser, state in zip(self.optimisers, kept["optimisers"], strict=True):
+                optimiser.load_state_dict(state)
+            self.position = self.kept = Position(kept["step"], kept["seconds"])
         lines = storage.read_text(self.log).splitlines(keepends=True) if self.log.exists() else []
         writing.write_text(self.log, "".join(lines[: self.position.step]))
         return self.position
 
     def run(self) -> Iterator[Position]:
         """Train to the end of the recipe, and say after every step where it is."""
-        self.trainee.train()
         recipe, step, seconds = self.recipe, self.position.step, self.position.seconds
         while not recipe.is_over(step, seconds):
             started = time.perf_counter()
             try:
                 line = self._gradient(step, seconds)
                 with uninterrupted():
-                    nn.utils.clip_grad_norm_(self.trainee.parameters(), CLIP_NORM)
+                    nn.utils.clip_grad_norm_(self.heads.parameters(), CLIP_NORM)
                     for optimiser in self.optimisers:
                         optimiser.step()
                         optimiser.zero_grad(set_to_none=True)
@@ -136,7 +137,7 @@ class Loop:
                     "does not: use more passes (`accumulate`), or shorter texts (`tokens`)."
                 ) from None
             if step % self.checkpoint_steps == 0:
-                self.checkpoint()
+                self.keep()
             yield self.position
 
     def _gradient(self, step: int, seconds: float) -> dict[str, object]:
@@ -158,28 +159,39 @@ class Loop:
         record = record_of(total, trials)
         return {"loss": total_loss, "learning_rate": rate, **{key: record[key] for key in LOGGED}}
 
-    def _pass(self, texts: Sequence[Text], places: list[int], trials: IntArray, *some: int) -> Counted:
-        batch = make_batch([texts[i] for i in places], self.num_heads, self.device, *some)
+    def _pass(self, texts: Sequence[Text], places: list[int], trials: IntArray, *some: int) -> tuple[Tensor, Tensor]:
+        """The loss of some texts, divided by the (K,) labels of the whole step, and each head's loss and hits, (2K,).
+
+        A head's mean loss counts decay**k, k from 1 (Medusa, equation 1); that of a head without a label is 0.
+        """
+        batch, defaults = (
+            make_batch([texts[i] for i in places], self.num_heads, self.device, *some),
+            self.recipe.defaults,
+        )
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
-            counted: Counted = self.trainee(batch, torch.from_numpy(trials).to(self.device))
-        return counted
+            with torch.no_grad():
+                hidden = self.target.states(input_ids=batch.tokens, use_cache=False)
+                teacher = self.target.scored(batch.states(hidden)) if defaults.teacher else None
+            losses, hits = count(self.heads, hidden, batch, teacher)
+        weights = defaults.decay ** np.arange(1, 1 + self.num_heads) / np.maximum(trials, 1)
+        loss = (torch.from_numpy(weights).to(losses) * losses).sum()
+        return loss, torch.cat([losses.double(), hits.double()]).detach()
 
     @torch.no_grad()
     def count(self, texts: Sequence[Text]) -> dict[str, object]:
         """The record of losses and hits over some texts, with the weights as they are."""
-        self.trainee.eval()
         places, trials = list(range(len(texts))), count_trials(texts, self.num_heads)
         size = max(1, self.recipe.batch_size // self.recipe.accumulate)
         total = torch.zeros(2 * self.num_heads, dtype=torch.float64, device=self.device)
         for i in range(0, len(places), size):
             total += self._pass(texts, places[i : i + size], trials)[1]
-        self.trainee.train()
         return record_of(total, trials)
 
-    def checkpoint(self) -> None:
-        """Keep the step that the run is behind, unless it is kept already."""
-        if self.position.step > self.checkpoints.step():
-            self.checkpoints.save(self.position, self.trainee, self.optimisers)
+    def keep(self) -> None:
+        """Write the checkpoint, unless the last step is there already."""
+        if self.position.step > self.kept.step:
+            self.checkpoint.write(self.position, self.heads, self.optimisers)
+            self.kept = self.position
 
 
 @contextmanager
@@ -199,64 +211,41 @@ def uninterrupted() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Checkpoints:
-    """The last checkpoint of one run, in a folder of its own.
+class Checkpoint:
+    """A file with the state of a run that was stopped: what is trained, and the optimisers' state.
 
     key : all that the weights depend on, as plain JSON
     """
 
-    folder: Path
+    file: Path
     key: Mapping[str, object]
 
-    @cached_property
-    def _journal(self) -> Journal:
-        return Journal(self.folder, self.key, ".pt")
-
-    def check(self) -> None:
-        """Raise InvalidInput where the folder has a checkpoint of another run."""
-        if not any(self.folder.glob("*.pt")):
-            return
-        known, wanted = storage.load_json(self.folder / "key.json"), json.loads(storage.to_json(self.key))
-        known = known if isinstance(known, dict) else {}
-        said = [
+    def read(self) -> dict[str, Any] | None:
+        """What was written; None where there is nothing. Raises InvalidInput where it is damaged, or of another run."""
+        if not self.file.exists():
+            return None
+        try:
+            kept: dict[str, Any] = torch.load(self.file, map_location="cpu", weights_only=True)
+        except Exception:  # torch raises anything at damaged bytes
+            raise InvalidInput(
+                f"The checkpoint {self.file} is damaged. Delete it to train from the beginning."
+            ) from None
+        known, wanted = json.loads(kept["key"]), json.loads(storage.to_json(self.key))
+        differences = [
             name.removeprefix("num_").replace("_", " ")
             + ("" if name in DIGESTS else f" ({known.get(name)}, not {wanted[name]})")
             for name in wanted
             if known.get(name) != wanted[name]
         ]
-        if said:
+        if differences:
             raise InvalidInput(
-                f"{self.folder} holds a half-trained run that differs in {', '.join(said)}: continue it with its own "
-                "command, pass another `output`, or delete that folder."
+                f"{self.file} is of a half-trained run that differs in {', '.join(differences)}: continue it with its own "
+                "command, pass another `output`, or delete that file."
             )
+        return kept
 
-    def step(self) -> int:
-        """The step of the last checkpoint that is whole; 0 where there is none."""
-        files = self._journal.folder.glob("*.pt")
-        return max((int(file.stem) for file in files if file.stem.isdecimal()), default=0)
-
-    def save(self, position: Position, module: nn.Module, optimisers: Sequence[Any]) -> None:
-        """Write a checkpoint; the one before goes when it is whole."""
-        trained = {name: p.detach().cpu() for name, p in module.named_parameters() if p.requires_grad}
-        states = [optimiser.state_dict() for optimiser in optimisers]
-        file = self._journal.block(position.step)
-        with writing.atomic_writer(file) as stream:
-            torch.save({**vars(position), "weights": trained, "optimisers": states}, stream)
-        for other in self.folder.glob("*.pt"):
-            if other != file:
-                other.unlink(missing_ok=True)
-
-    def load(self, module: nn.Module, optimisers: Sequence[Any]) -> Position:
-        """Put the last checkpoint into module and optimisers; the beginning where there is none."""
-        step = self.step()
-        if step == 0:
-            return Position()
-        file = self._journal.block(step)
-        try:
-            state = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception:  # torch raises anything at damaged bytes
-            raise InvalidInput(f"The checkpoint {file} is damaged. Delete it to train from the beginning.") from None
-        module.load_state_dict(state["weights"], strict=False)
-        for optimiser, kept in zip(optimisers, state["optimisers"], strict=True):
-            optimiser.load_state_dict(kept)
-        return Position(state["step"], state["seconds"])
+    def write(self, position: Position, heads: nn.Module, optimisers: Sequence[torch.optim.Optimizer]) -> None:
+        weights = {name: weight.detach().cpu() for name, weight in heads.named_parameters() if weight.requires_grad}
+        state = {"weights": weights, "optimisers": [optimiser.state_dict() for optimiser in optimisers]}
+        with writing.atomic_writer(self.file) as stream:
+            torch.save({"key": storage.to_json(self.key), **vars(position), **state}, stream)

@@ -94,9 +94,9 @@ def _started(target: Target, recipe: Recipe, kind: str, new: Any) -> Any:
     return found.to(next(new.parameters()).dtype).train()
 
 
-def save_result(trainee: Any, target: Target, recipe: Recipe, folder: Path) -> list[Path]:
+def save_result(heads: Any, target: Target, recipe: Recipe, folder: Path) -> list[Path]:
     """Write the heads, in the target's dtype: the files written."""
-    heads = trainee.heads.eval().requires_grad_(False).to(target.dtype)
+    heads = heads.eval().requires_grad_(False).to(target.dtype)
     lm_head = target.lm_head.weight if heads.shares_projection else None
     return save_heads(heads, recipe.defaults.layout, folder, base=target.name, lm_head=lm_head)
 
