@@ -210,9 +210,7 @@ def main() -> None:
     prompts = int(log.prompt_tokens.sum()) / 1e6
     print(f"{machine()}, {log.answer_tokens.sum() / 1e6:.2f} million answer tokens, {prompts:.2f} of prompts.\n")
     if options.search:
-        print(
-            "| engine | s | processors s | MB | chosen | tokens per step | replay us |\n" + 7 * "|---" + "|", flush=True
-        )
+        print("| engine | s | processors s | MB | chosen | tokens per step |\n" + 6 * "|---" + "|", flush=True)
         for engine in options.search.split(","):
             print(search_row(log, engine, options.workers), flush=True)
         return

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
 from treeopt.latency.measurements import Latency, Measurements, paired_latency, pooled
@@ -32,16 +32,6 @@ ROUNDING = 1e-9  # added to variances of logarithms, which rounding may make neg
 MOST_FITTED = 250  # timings at one setting that a surface is drawn through
 ALONE = 64  # rows up to which every number errs for itself
 Floats = NDArray[np.float64]
-
-
-def between_batch_sizes(low_ms: Floats, high_ms: Floats, batch_sizes: ArrayLike, low: int, high: int) -> Floats:
-    """(n, G) latencies of n trees at G batch sizes between two, from their (n,) latencies at these: a straight line.
-
-    >>> between_batch_sizes(np.array([5.0]), np.array([7.0]), [4, 6], 4, 8).tolist()
-    [[5.0, 6.0]]
-    """
-    share = (np.asarray(batch_sizes, float) - low) / max(high - low, 1)
-    return np.asarray(low_ms[:, None] * (1 - share) + high_ms[:, None] * share)
 
 
 class StepCosts:

@@ -8,9 +8,7 @@ A range has one draft for all its batch sizes. It may be another than the best o
 is tied with it there; what it costs by the estimates is the range's loss.
 
 Between two batch sizes that were searched, step latencies are interpolated on a straight line. A range ends there
-where the next one's draft becomes faster by that estimate. Between two sizes at most `MOST` are asked, evenly spaced.
-
-n candidates of two batch sizes · G batch sizes between them
+where the next one's draft becomes faster by that estimate.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,17 +16,15 @@ from dataclasses import asdict, replace
 from itertools import pairwise
 from math import prod
 
-import numpy as np
-
 from treeopt.engines.copied import KIND
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.growth.source import Source, source_of
-from treeopt.latency.costs import StepCosts, between_batch_sizes
+from treeopt.latency.costs import StepCosts
 from treeopt.planning.candidates import text_tables, tree_tables
 from treeopt.planning.entries import figure_of, text_entry, tree_entry
 from treeopt.planning.request import REQUEST, PlanRequest
 from treeopt.planning.select import Selection, select, select_all
-from treeopt.planning.table import Candidate, Floats, Table, common, mixed
+from treeopt.planning.table import Candidate, Table, common, mixed
 from treeopt.records.figure import Figure
 from treeopt.records.inputs import Accuracies
 from treeopt.records.origins import DrafterRecord
@@ -36,13 +32,10 @@ from treeopt.records.plan import BatchRange, Constraint, Plan
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.requestlog import RequestLog
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import IntArray
 
 ONE_FOR_ALL = BatchRange(first=1, last=None, entry=0)  # the schedule of a single draft, whatever it costs anywhere
 MOST_UNTIMED = 1024  # rows of a tree where nothing was timed
 LEAST_GROWN = 8  # rows, so that a profile without trees can be told which to time
-MOST = 1000  # batch sizes between two that a loss is computed for
-Losses = dict[Candidate, Floats]  # (G,) of each candidate whose latency is known on both sides
 
 
 def plan_trees(record: Accuracies, profile: LatencyProfile | None = None, request: PlanRequest = REQUEST) -> Plan:
@@ -177,18 +170,10 @@ def schedule_of(tables: Sequence[Table], selections: Sequence[Selection]) -> lis
     """
     chosen = [table.candidates[selection.chosen] for table, selection in zip(tables, selections, strict=True)]
     losses = [_losses(table, selection, chosen) for table, selection in zip(tables, selections, strict=True)]
-    has_drafter = any(candidate.size > 1 for candidate in chosen)
-    tables = [
-        table if table.idle is None else table.without(table.plain if has_drafter else table.idle) for table in tables
-    ]
     ranges = _fewest(losses)
     begins = [1]
     for (_, before), (first, after) in pairwise(ranges):
-        low, high = tables[first - 1], tables[first]
-        sizes = _some(low.batch_size + 1, high.batch_size - 1)
-        there, unknown = _lost(low, high, sizes), np.full(len(sizes), np.inf)
-        better = np.flatnonzero(there.get(chosen[after], unknown) < there.get(chosen[before], -unknown))
-        begins.append(int(sizes[better[0]]) if len(better) else high.batch_size)
+        begins.append(_change(tables[first - 1], tables[first], chosen[before], chosen[after]))
     ends = [*(begin - 1 for begin in begins[1:]), None]
     return [
         BatchRange(first=begin, last=end, entry=entry)
@@ -218,14 +203,18 @@ def _losses(table: Table, selection: Selection, chosen: Sequence[Candidate]) -> 
     return {i: max(0.0, 1 - tied[candidate] / own) for i, candidate in enumerate(chosen) if candidate in tied}
 
 
-def _some(first: int, last: int) -> IntArray:
-    return np.asarray(np.linspace(first, last, min(max(last - first + 1, 0), MOST)).round().astype(np.int64))
+def _change(low: Table, high: Table, before: Candidate, after: Candidate) -> int:
+    """The first batch size between two, or else the larger one, at which a draft is faster than the one that is served before.
 
-
-def _lost(low: Table, high: Table, batch_sizes: IntArray) -> Losses:
-    """Share of the throughput that candidates lose against the fastest, by interpolated latencies; none without latencies."""
-    shared = [] if low.context is None else [candidate for candidate in low.candidates if candidate in high.places]
-    here, there = ([table.places[candidate] for candidate in shared] for table in (low, high))
-    ms = between_batch_sizes(low.ms[here], high.ms[there], batch_sizes, low.batch_size, high.batch_size)  # (n, G)
-    rates = low.rates[here, None] / ms
-    return dict(zip(shared, 1 - rates / rates.max(axis=0, initial=0.0), strict=True))
+    Latencies between the two are on a straight line.
+    """
+    if low.context is None or after not in low.places or before not in high.places:
+        return high.batch_size
+    leads = []  # above 0 where `after` is faster
+    for table in (low, high):
+        i, j = table.places[before], table.places[after]
+        leads.append(float(table.rates[j] * table.ms[i] - table.rates[i] * table.ms[j]))
+    if max(leads) <= 0:
+        return high.batch_size
+    share = 0.0 if leads[0] > 0 else leads[0] / (leads[0] - leads[1])
+    return min(low.batch_size + 1 + int(share * (high.batch_size - low.batch_size)), high.batch_size)

@@ -157,9 +157,6 @@ class Table:
             self, candidates=[self.candidates[i] for i in which], **{name: getattr(self, name)[which] for name in names}
         )
 
-    def without(self, i: int) -> Table:
-        return self.only(np.delete(np.arange(len(self.candidates)), i))
-
     def best_of(self, *groups: str) -> int | None:
         """The fastest of some groups by estimate, more than a lone root; None where there is none."""
         among = np.flatnonzero(np.isin(self.groups, groups) & (self.sizes > 1))
