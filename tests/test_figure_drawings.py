@@ -52,7 +52,7 @@ def overlaps(figure) -> list[str]:
         for text, box in drawn
         if box.x0 < -0.5 or box.y0 < -0.5 or box.x1 > width + 0.5 or box.y1 > height + 0.5
     ]
-    legends = [axes.get_legend().get_window_extent() for axes in figure.axes if axes.get_legend()]
+    legends = [legend.get_window_extent() for part in figure.subfigs for legend in part.legends]
     wrong += ["a legend on axes" for box in legends for axes in figure.axes if axes.axison and meet(box, axes.bbox)]
     wrong += ["a legend that no phone shows" for box in legends if box.x1 > PHONE * width]
     return wrong

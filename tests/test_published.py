@@ -8,9 +8,7 @@ import pytest
 from treeopt.files.places import shipped
 from treeopt.growth.grow import grow_products
 from treeopt.records.calibration import Calibration
-from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile
-from treeopt.report.titles import size_titles
 from treeopt.trees.published import PUBLISHED_TREES, published_tree
 from treeopt.trees.shapes import Limits
 
@@ -93,10 +91,6 @@ def test_of_a_part_of_a_step_ratios_are_shown_and_absolute_rates_are_not(tmp_pat
     assert not re.search(r"tokens/s\b|tokens per second| ms\b", shown)
     assert re.search(r"step over.*\d\.\d\d ±\?", shown, re.DOTALL)
     assert "±0.00" not in shown
-    plan = Plan.load(tmp_path / "plan.json")
-    titles = size_titles(plan[8], is_part=plan.part is not None)
-    assert titles
-    assert all(re.fullmatch(r"size.*\ntokens/step [\d.]+\nover plain [\d.]+", title) for title in titles)
 
 
 def test_sequoias_demo_vector_gives_its_published_chain():

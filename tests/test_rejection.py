@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from treeopt.errors import InvalidInput
-from treeopt.growth.grow import chain_tokens_per_step
 from treeopt.growth.replay import replay
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.rejection import Rejection, SampledChain, accepted_tokens, next_probabilities, reject
@@ -269,16 +268,3 @@ def test_the_overlap_along_a_text_is_the_chance_of_every_trial(target):
     chances = np.array(chances)
     assert 0.2 < chances.mean() < 0.9
     assert abs(successes - chances.sum()) < STANDARD_ERRORS * math.sqrt((chances * (1 - chances)).sum())
-
-
-@pytest.mark.parametrize("accept", [0.0, 0.3, 0.8, 1.0])
-@pytest.mark.parametrize("chain", [0, 1, 5])
-def test_tokens_per_step_are_those_of_a_geometric_process(accept, chain):
-    n = 50_000
-    tosses = np.random.default_rng(0).random((n, chain)) < accept
-    tokens = 1 + np.cumprod(tosses, axis=1).sum(1)
-    error = STANDARD_ERRORS * tokens.std() / math.sqrt(n)
-    assert abs(tokens.mean() - chain_tokens_per_step(accept, chain)) <= error + 1e-12
-    if accept < 1:
-        closed = (1 - accept ** (chain + 1)) / (1 - accept)
-        assert chain_tokens_per_step(accept, chain) == pytest.approx(closed)

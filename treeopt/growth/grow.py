@@ -245,14 +245,3 @@ def product_values(accept: NDArray[np.float64], paths: tuple[Choice, ...]) -> ND
     [1.0, 0.6, 0.06]
     """
     return np.array([np.prod([accept[d, rank] for d, rank in enumerate(p)]) for p in paths])
-
-
-def chain_tokens_per_step(accept: float, chain: int) -> float:
-    """Tokens per step of a chain under p/q rejection, by the acceptance rate (Leviathan et al., ICML 2023, equation 1).
-
-    accept : P(a drafted token is accepted | the tokens before it were accepted), the same for every token
-
-    >>> chain_tokens_per_step(0.5, 2), chain_tokens_per_step(1.0, 4)
-    (1.75, 5.0)
-    """
-    return float(sum(accept**k for k in range(chain + 1)))  # holds where accept is 1, too

@@ -92,9 +92,6 @@ class Taken:
     which: IntArray
     ms: Floats
 
-    def on(self, among: IntArray) -> Taken:
-        return replace(self, steps=self.steps[among], tokens=self.tokens[among], which=self.which[among])
-
     def rates(self) -> Floats:
         """(1 + B,) tokens over time, then with other conversations and rounds of timing, drawn alike for all."""
         drawn = conversation_draws(len(self.steps))
@@ -125,17 +122,10 @@ def plan_losses(
         draft, limits = _judged(entry, source, plan.limits(Limits()))
         limits = limits if profile else replace(limits, budget=len(draft))
         table, costs = _table(source, plan, entry, limits, profile, engine)
-        rates, best = source.rates(draft), int(table.throughput.argmax())
+        rates, n = source.rates(draft), None if source.answers is None else source.answers.num_conversations
         ms = _ms_of(draft, rates, table, costs)
-        if rates.steps is None or rates.tokens is None:
-            n = None
-            over_best = _ratios_by_counts(source, draft, ms, table, best)
-            over_plain = _ratios_by_counts(source, draft, ms, table, table.plain)
-        else:
-            n = len(rates.steps)
-            ours = Taken(rates.steps, rates.tokens, np.zeros(n, dtype=np.int64), ms[None]).rates()
-            plain = table.only(np.array([table.plain]))
-            over_best, over_plain = ours / best_of(table, source).rates(), ours / best_of(plain, source).rates()
+        over_best = _over(source, draft, rates, ms, table)
+        over_plain = _over(source, draft, rates, ms, table.only(np.array([table.plain])))
         served = Figure(
             draft=draft,
             batch_size=entry.batch_size,
@@ -145,9 +135,9 @@ def plan_losses(
             speedup=Estimate.of_draws(over_plain[0], over_plain[1:], n or BOOTSTRAPS),
         )
         loss = Estimate.of_draws(1 - over_best[0], 1 - over_best[1:], n or BOOTSTRAPS)
-        best_figure = figure_of(table, best)
+        best = figure_of(table, int(table.throughput.argmax()))
         planned = entry.chosen.tokens_per_step.value if draft == entry.draft else None
-        regrets.append(Regret(loss=loss, served=served, best=best_figure, planned=planned, conversations=n))
+        regrets.append(Regret(loss=loss, served=served, best=best, planned=planned, conversations=n))
     return regrets
 
 
@@ -181,15 +171,15 @@ def group_losses(
         for name, part in sources.items():
             alone, costs = _table(part, plan, entry, limits, profile, engine)
             among = np.flatnonzero(names == name)
-            ms = shared.ms.copy()  # in the context of the group
-            for i in np.unique(shared.which[among]).tolist() if costs else ():
+            n, which, ms = len(among), shared.which[among], shared.ms.copy()  # in the context of the group
+            for i in np.unique(which).tolist() if costs else ():
                 candidate = table.candidates[i]
                 ms[i] = _ms_of(candidate.draft, candidate.rates, alone, costs)
-            lost = 1 - replace(shared, ms=ms).on(among).rates() / best_of(alone, part).rates()
-            loss = Estimate.of_draws(lost[0], lost[1:], len(among))
+            ours = Taken(shared.steps[among], shared.tokens[among], which, ms)
+            lost = 1 - ours.rates() / best_of(alone, part).rates()
+            loss = Estimate.of_draws(lost[0], lost[1:], n)
             best = figure_of(alone, select(alone).chosen)
             accepted = float(part.calibration.accept[0, 0]) if part.calibration else None
-            n = len(among)
             regrets.append(Regret(loss=loss, served=served, best=best, group=name, conversations=n, accepted=accepted))
     return regrets
 
@@ -252,15 +242,19 @@ def best_of(table: Table, source: Source) -> Taken:
     return Taken(steps[which, every], tokens[which, every], which, np.column_stack([table.ms, table.ms_draws]))
 
 
-def _ratios_by_counts(source: Source, draft: Draft, ms: Floats, table: Table, i: int) -> Floats:
-    """(1 + B,) throughput over that of a candidate where there are counts alone, which are drawn again."""
-    tree, rival = draft_tree(draft), draft_tree(table.candidates[i].draft)  # dynamic trees are not judged by counts
+def _over(source: Source, draft: Draft, rates: Rates, ms: Floats, rivals: Table) -> Floats:
+    """(1 + B,) throughput of a draft over that of the best of its rivals; counts alone are drawn again."""
+    if rates.steps is not None and rates.tokens is not None:
+        ours = Taken(rates.steps, rates.tokens, np.zeros(len(rates.steps), dtype=np.int64), ms[None])
+        return ours.rates() / best_of(rivals, source).rates()
+    i = int(rivals.throughput.argmax())
+    tree, rival = draft_tree(draft), draft_tree(rivals.candidates[i].draft)  # dynamic trees are not judged by counts
     assert source.calibration is not None
-    ours, theirs = (
+    tokens, best_tokens = (
         1 + source.calibration.drafted * (tokens_of(each, drawn_accept(source.calibration.of_length(each.depth))) - 1)
         for each in (tree.cut(max_depth=source.num_heads, max_rank=source.num_ranks - 1), rival)
     )
-    return np.asarray(ours / theirs * np.append(table.ms[i], table.ms_draws[i]) / ms)
+    return np.asarray(tokens / best_tokens * np.append(rivals.ms[i], rivals.ms_draws[i]) / ms)
 
 
 def drawn_accept(calibration: Calibration) -> Floats:

@@ -28,8 +28,9 @@ from treeopt.records.rundir import RunDirectory, maker
 from treeopt.report.bench_table import about_rule, bench_tables, group_table, has_one_text, text_price
 from treeopt.report.figures import Picture, pictures, svg_element
 from treeopt.report.figures.registry import Inputs
+from treeopt.report.figures.tree import TreeData, titles_of
 from treeopt.report.plan_table import certainty, kinds_table, mixture, schedule, trees_table
-from treeopt.report.titles import titles_of
+from treeopt.report.tables import about_answers
 from treeopt.report.verdict import (
     BY_DEFAULT,
     NO_TREE_PAYS,
@@ -45,7 +46,7 @@ from treeopt.report.verdict import (
 )
 from treeopt.report.wording import count, timed
 
-SHOWN = ("source", "sequences", "positions", "target_agreement", "prompts", "max_new_tokens", "measures", "peak_bytes")
+SHOWN = ("source", "sequences", "positions", "prompts", "max_new_tokens", "measures", "peak_bytes")
 SEARCHED = ("objective", "drafter", "acceptance", "runtime", "sample")  # what a plan says of its search
 BENCH_NOTES = ("prompts", "max_new_tokens", "inputs", "loop_share", "skipped", "provenance")
 
@@ -77,18 +78,12 @@ class ReportSources:
     def add(self, file: Path, info: Mapping[str, Any], **more: Any) -> None:
         """Add a file that was read; ``info`` is what it holds beside its figures."""
         self.notes[file.name] = notes = storage.typed(FileNotes, storage.document(info), file)
-        record = {
-            **(notes.provenance.record if notes.provenance else {}),
-            **{key: info.get(key) for key in SHOWN},
-            **more,
-        }
+        made_from = {name: f"sha256 {sha256[:12]}" for name, sha256 in (notes.inputs or {}).items()}
+        record = {**(notes.provenance.record if notes.provenance else {}), **more, "made from": made_from}
+        record |= {key: info.get(key) for key in SHOWN}
+        record["answers"] = " ".join(about_answers({**info, "skipped": None}))  # which the page lists
         if isinstance(rule := record.get("acceptance"), Mapping):
             record["acceptance"] = option_of(rule)
-        made_from = {name: f"sha256 {sha256[:12]}" for name, sha256 in (notes.inputs or {}).items()}
-        record |= {"made from": made_from} if made_from else {}
-        record |= {"answers": _answers(notes.answers)} if notes.answers else {}
-        looped = notes.loop_share
-        record |= {} if looped is None else {"ended in a loop": f"{looped:.0%} of the answers, cut there"}
         self.records[file.name] = record
 
     def add_bench(self, file: Path, bench: Benchmark) -> None:
@@ -129,9 +124,8 @@ class Section:
             said = "The plan does not speculate." if self.plan.mix else NO_TREE_PAYS
             return "1×", "" if self.doubts else said
         if speedup and self.bench and not self.elsewhere:
-            ends = "" if speedup.low is None else f" (95 % interval {speedup.low:.2f} to {speedup.high:.2f})"
-            said = f"{tree} {pace(Estimate(speedup.value), over(self.bench))}, measured{ends}"
-            said += f"; predicted {timed(chosen.speedup)}." if chosen.speedup is not None else "."
+            predicted = "" if chosen.speedup is None else f"; predicted {timed(chosen.speedup)}"
+            said = f"{tree} {pace(speedup, over(self.bench))}, measured{predicted}."
             return f"{speedup:.2f}×", " ".join([said, *weighed(self.bench)[1]])
         if chosen.speedup is None:
             rate = f"tokens per step with {chosen.size} rows, predicted; no step was timed."
@@ -194,7 +188,7 @@ def write_report(
         rule=rule,
         asked="" if rule == "greedy" else option_of(plan.acceptance or {}),
         subject={key: ", ".join(value for value, _ in values) for key, values in origin},
-        pictures=[(p, svg_element(p.svg, f"figure-{i}-", titles_of(p, plan))) for i, p in enumerate(shown)],
+        pictures=[(picture, _drawing(picture, plan, f"figure-{i}-")) for i, picture in enumerate(shown)],
         skipped=list(dict.fromkeys(left_out)),
     )
     writing.write_text(run.report, page)
@@ -203,6 +197,14 @@ def write_report(
     for missing in filter(None, [*(s.missing for s in sections), *(p for p in drawn if isinstance(p, str))]):
         hint(missing)
     return run.report
+
+
+def _drawing(picture: Picture, plan: Plan, prefix: str) -> str:
+    """The SVG element of a picture; the nodes of a tree have titles."""
+    titles = dict[str, str]()
+    if isinstance(picture.data, TreeData):
+        titles = titles_of(picture.data, {(): 1.0, **dict(plan.entry(picture.batch_size).growth_order)})
+    return svg_element(picture.svg, prefix, titles)
 
 
 def _section(entry: PlanEntry, plan: Plan, inputs: Inputs, sources: ReportSources) -> Section:
@@ -257,19 +259,12 @@ def origin_rows(records: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, lis
     for key in dict.fromkeys(key for record in records.values() for key in record):
         values: dict[str, list[str]] = {}
         for file, record in records.items():
-            if record.get(key) not in (None, {}, []):
+            if record.get(key) not in (None, {}, [], ""):
                 values.setdefault(_text(record[key]), []).append(file)
         alone = len(values) == 1 and key != "command"
         said = [(value, "" if alone else ", ".join(files)) for value, files in values.items()]
         rows += [(key.replace("_", " "), said)] if said else []
     return rows
-
-
-def _answers(answers: Mapping[str, Any]) -> str:
-    if not answers.get("given"):
-        return "decoded by the target"
-    sampled = f"sampled at temperature {answers.get('temperature')}"
-    return f"given with the prompts: {'an estimate for greedy decoding' if answers.get('is_estimate') else sampled}"
 
 
 def _text(value: Any) -> str:

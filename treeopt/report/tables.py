@@ -8,7 +8,6 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
-from treeopt.growth.grow import chain_tokens_per_step
 from treeopt.growth.score import Score
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.drafters import depth_noun
@@ -27,11 +26,10 @@ def calibration_table(calibration: Calibration) -> RenderableType:
     info = calibration.meta
     if info.get("source") == ENGINE_LOG and info.get("survival"):
         return _survival_table(calibration)
-    who, caption = depth_noun(info.get("drafter") or {"kind": "medusa"}), _about_answers(info)
+    who, caption = depth_noun(info.get("drafter") or {"kind": "medusa"}), about_answers(info)
     title = "Head accuracy" if who == "head" else "Accuracy by depth"
     if (info.get("acceptance") or {}).get("rule") == "rejection":
         title = "Share accepted by depth"
-        caption.append(_chains(calibration))
     counts = (("positions", "states"), ("sequences", "answers"))
     if counted := [f"{info[key]:,} {noun}" for key, noun in counts if info.get(key)]:
         title += f" over {' of '.join(counted)}"
@@ -47,16 +45,6 @@ def calibration_table(calibration: Calibration) -> RenderableType:
     ]
     table = Table(title, columns, range(calibration.num_heads), caption=" ".join(caption))
     return together(table, _group_table(info["groups"], calibration.num_heads) if info.get("groups") else None)
-
-
-def _chains(calibration: Calibration) -> str:
-    """What chains reach by the formula of the papers, which takes one acceptance rate for all tokens."""
-    accept = float(calibration.hits.sum() / calibration.trials.sum())
-    rates = [f"{chain_tokens_per_step(accept, n):.2f}" for n in range(1, calibration.num_heads + 1)]
-    return (
-        f"A drafted token is accepted with probability {accept:.2f}: chains of 1, 2, ... would give {', '.join(rates)} "
-        "tokens per step if that were the same everywhere."
-    )
 
 
 def _survival_table(calibration: Calibration) -> RenderableType:
@@ -106,7 +94,7 @@ def _group_table(groups: Mapping[str, Mapping[str, Any]], num_heads: int) -> Tab
     return Table("By group: accuracy at rank 0, held-out tokens per step with 64 rows", columns, groups)
 
 
-def _about_answers(info: Mapping[str, Any]) -> list[str]:
+def about_answers(info: Mapping[str, Any]) -> list[str]:
     """Sentences on how the answers of a calibration came about, and what was left out."""
     said, answers = [], info.get("answers") or {}
     if info.get("loop_share"):

@@ -153,21 +153,24 @@ def draw(chart: Chart) -> Figure:
     heights = [max(panel.height for panel in row) for row in chart.panels]
     series = [one for row in chart.panels for panel in row for one in panel.series]
     labels = [] if chart.legend is None else list(dict.fromkeys(one.label for one in series if one.label))
-    columns, above = style.legend_size(labels, chart.legend)
+    longest = max((len(line) for label in labels for line in label.split("\n")), default=0)
+    columns = max(1, min(len(labels), 56 // (10 + longest)))  # half of the picture's width
+    above = 0.2 * -(-len(labels) // columns)
     figure = style.blank(height=max(style.SIZE_INCHES[1], 1.0 + sum(heights)) + above)
-    widths, every = [panel.width for panel in chart.panels[0]], [above, *heights] if labels else heights
-    grid = figure.add_gridspec(len(every), len(widths), height_ratios=every, width_ratios=widths)
+    body, widths = figure.subfigures(), [panel.width for panel in chart.panels[0]]
+    grid = body.add_gridspec(len(heights), len(widths), height_ratios=heights, width_ratios=widths)
     named: Look = {}
-    for i, row in enumerate(chart.panels, len(every) - len(heights)):
+    for i, row in enumerate(chart.panels):
         for j, panel in enumerate(row):
-            axes = figure.add_subplot(grid[i, :] if panel.is_wide else grid[i, j])
+            axes = body.add_subplot(grid[i, :] if panel.is_wide else grid[i, j])
             for one in panel.series:
                 named.setdefault(one.label, _add(axes, one, across=bool(panel.rows)))
             _finish(axes, panel, names_rows=j == 0)
             _note(axes, panel)
     if labels:
-        style.legend(figure.add_subplot(grid[0, :]), chart.legend, columns, {name: named[name] for name in labels})
-    figure.align_ylabels()
+        handles, look = [named[label] for label in labels], {"alignment": "left", "handlelength": 3, "borderpad": 0.0}
+        body.legend(handles, labels, title=chart.legend or None, ncols=columns, loc="outside upper left", **look)
+    body.align_ylabels()
     style.heading(figure, chart.title, chart.caption)
     return figure
 

@@ -86,9 +86,9 @@ def throughput_chart(plan: Plan) -> Chart:
     left, right = list[Series](), [plain_line(1.0)]
     for i, entry in enumerate(drawn):
         look, plain = {**style.series(i), "marker": ""}, entry.plain.tokens_per_s
-        left += _curve(entry, 1.0, look, f"rates-{entry.batch_size}")
+        left += _curve(entry, 1.0, look)
         if plain:
-            right += _curve(entry, plain, look, f"speedups-{entry.batch_size}")
+            right += _curve(entry, plain, look)
             left.append(plain_line(plain, look["color"]))
     every = [point.tokens_per_s for entry in drawn for point in entry.curve if point.tokens_per_s]
     log = max(every) > MOST_LINEAR * min(every)
@@ -111,11 +111,8 @@ def throughput_chart(plan: Plan) -> Chart:
     return Chart("Throughput over tree size", caption, [panels[1:] if plan.part else panels], "batch size")
 
 
-def _curve(entry: PlanEntry, unit: float, look: dict[str, object], gid: str) -> list[Series]:
-    """The line over sizes, in the ``unit``, with its noise, its tied sizes as broad pieces, and the chosen draft as a star.
-
-    gid : the element of the sizes' marks in an SVG
-    """
+def _curve(entry: PlanEntry, unit: float, look: dict[str, object]) -> list[Series]:
+    """The line over sizes, in the ``unit``, with its noise, its tied sizes as broad pieces, and the chosen draft as a star."""
     points = [
         (p.size, p.tokens_per_s / unit, (p.tokens_per_s.stderr or 0.0) / unit) for p in entry.curve if p.tokens_per_s
     ]
@@ -123,7 +120,7 @@ def _curve(entry: PlanEntry, unit: float, look: dict[str, object], gid: str) -> 
     noise = Estimates.of(map(Estimate, rates, errors)).ends
     shade = {"color": look["color"], "alpha": 0.12, "linewidth": 0, "zorder": 0}
     broad = {**look, "linewidth": 9, "alpha": 0.25, "solid_capstyle": "butt", "zorder": 1, "linestyle": "-"}
-    dots = {**look, "linewidth": 0.8, "marker": "o", "markersize": 1.5, "gid": gid}
+    dots = {**look, "linewidth": 0.8, "marker": "o", "markersize": 1.5}
     star = {**look, "marker": "*", "markersize": 10, "mec": "black", "mew": 0.6, "zorder": 4}
     chosen = entry.chosen.tokens_per_s or Estimate(0.0)
     return [
@@ -140,9 +137,9 @@ def bands(
     """Where a curve is tied, run by run: sizes and rates, half of the way to the next sizes included; none of one size."""
     logs, found = np.log2(sizes), []
     middle = np.concatenate([logs[:1], (logs[1:] + logs[:-1]) / 2, logs[-1:]])
-    which = np.isin(sizes, tied) if len(tied) > 1 else np.zeros(len(sizes), bool)
-    for first, last in style.runs(which.tolist()):
-        x = np.unique([middle[first], *logs[first : last + 1], middle[last + 1]])
+    edges = np.flatnonzero(np.diff([0, *(np.isin(sizes, tied) & (len(tied) > 1)), 0]))
+    for first, after in edges.reshape(-1, 2).tolist():
+        x = np.unique([middle[first], *logs[first:after], middle[after]])
         found.append((2**x, np.interp(x, logs, rates)))
     return found
 

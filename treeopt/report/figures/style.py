@@ -14,14 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from treeopt.files.shell import printable
-from treeopt.files.writing import atomic_writer
 from treeopt.records.origins import Provenance
 from treeopt.records.rules import option_of
 
@@ -102,29 +100,6 @@ def series(i: int) -> Look:
     }
 
 
-def legend_size(labels: Sequence[str], title: str | None) -> tuple[int, float]:
-    """Columns of a legend that takes half of a picture's width at most, and the inches that it is high.
-
-    >>> legend_size(["1", "4"], "batch size")[0], legend_size(["a name of eighteen"] * 2, None)[0], legend_size([], "")
-    (2, 2, (1, 0.0))
-    """
-    lines = [line for label in labels for line in label.split("\n")]
-    columns = max(1, min(len(labels), 56 // (10 + max(map(len, lines), default=0))))
-    height = 0.15 * -(-len(lines) // columns) + (0.16 if title else 0.0) + 0.05
-    return columns, height if labels else 0.0
-
-
-def legend(axes: Axes, title: str | None, columns: int, handles: Mapping[str, Any]) -> None:
-    """A legend at the height of axes that hold nothing else, at the left edge of the picture."""
-    from matplotlib.transforms import blended_transform_factory
-
-    axes.axis("off")
-    edge = blended_transform_factory(axes.figure.transFigure, axes.transAxes)
-    place: Look = {"loc": "upper left", "bbox_to_anchor": (0.012, 1.0), "bbox_transform": edge, "borderaxespad": 0.0}
-    look: Look = {"title": title or None, "ncols": columns, "borderpad": 0.0, "alignment": "left", "handlelength": 3}
-    axes.legend(list(handles.values()), list(handles), **place, **look).set_in_layout(False)
-
-
 def size_axis(axes: Axes, sizes: ArrayLike) -> None:
     """Rows on a logarithmic axis with a tick at each power of two."""
     low = float(np.min(sizes)) if np.size(sizes) else 1.0
@@ -167,12 +142,6 @@ def origin(provenance: Provenance) -> str:
     return known(vars(provenance), "model", "dtype", "device", between=", ")
 
 
-def runs(which: Sequence[bool]) -> list[tuple[int, int]]:
-    """(first, last) of every run of true ones."""
-    edges = np.flatnonzero(np.diff([0, *which, 0])).tolist()
-    return [(first, after - 1) for first, after in zip(edges[::2], edges[1::2], strict=True)]
-
-
 def sentence(*parts: str | None) -> str:
     """The known parts of a caption with a dot between them."""
     return " · ".join(filter(None, parts))
@@ -189,13 +158,6 @@ def rule(acceptance: Mapping[str, Any] | None) -> str:
 
 def span(numbers: Sequence[int]) -> str:
     return "–".join(f"{end:,}" for end in sorted({min(numbers), max(numbers)}))
-
-
-def save(figure: Figure, file: Path) -> Path:
-    """Write a figure as the PNG or SVG file that its name says, whole or not at all."""
-    with atomic_writer(file) as stream:
-        stream.write(to_bytes(figure, file.suffix.removeprefix(".")))
-    return file
 
 
 @look()
@@ -219,23 +181,15 @@ def to_bytes(figure: Figure, kind: str) -> bytes:
     return printable(drawn).encode()
 
 
-def svg_element(file: bytes, prefix: str = "", titles: Mapping[str, Sequence[str]] | None = None) -> str:
+def svg_element(file: bytes, prefix: str = "", titles: Mapping[str, str] | None = None) -> str:
     """The <svg> element of a file, to put into a page.
 
     prefix : keeps the ids of several in one page apart
-    titles : id of an element -> the titles of the marks in it, which a browser shows under the pointer
+    titles : id of an element to its title, which a browser shows under the pointer
     """
     text = file.decode()
     text = text[text.index("<svg") :]
-    for element, lines in (titles or {}).items():
-        before, start, after = text.partition(f'<g id="{element}">')
-        text = before + start + _titled(after, lines)
+    for element, title in (titles or {}).items():
+        start = f'<g id="{element}">'
+        text = text.replace(start, f"{start}<title>{escape(title)}</title>", 1)
     return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", text)
-
-
-def _titled(svg: str, titles: Sequence[str]) -> str:
-    """The text with a title in each of its first marks."""
-    rest = iter(titles)
-    return re.sub(
-        r"(<use [^>]*)/>", lambda mark: f"{mark[1]}><title>{escape(next(rest))}</title></use>", svg, count=len(titles)
-    )

@@ -9,6 +9,7 @@ n nodes of the tree
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from treeopt.records.drafters import depth_noun
 from treeopt.records.inputs import Accuracies
 from treeopt.report.figures import style
 from treeopt.report.wording import count
-from treeopt.trees.tree import IntArray, Tree, read_only
+from treeopt.trees.tree import Choice, IntArray, Tree, read_only
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -114,9 +115,25 @@ def columns(tree: Tree, probabilities: NDArray[np.float64]) -> NDArray[np.float6
     return read_only(shift, np.float64)
 
 
-def node_gid(path: tuple[int, ...]) -> str:
+def node_gid(path: Choice) -> str:
     """The id of a node's element in the SVG: node-0-2, node-root."""
     return "node-" + ("-".join(map(str, path)) or "root")
+
+
+def titles_of(data: TreeData, gains: Mapping[Choice, float]) -> dict[str, str]:
+    """Id of a node's element to what a browser shows under the pointer.
+
+    gains : tokens per step that a node added when the tree was grown
+    """
+    titles = {}
+    for path, share, i in zip(data.tree.paths, data.probabilities, range(len(data.tree)), strict=True):
+        lines = [f"path {list(path)}" if path else "root: the target's own token", f"accepted in {share:.2%} of steps"]
+        if data.visits is not None:
+            lines.append(f"visits {data.visits[i]:,} of {data.steps:,} steps")
+        if path in gains:
+            lines.append(f"gain {gains[path]:+.4f} tokens per step")
+        titles[node_gid(path)] = "\n".join(lines)
+    return titles
 
 
 @style.look()
