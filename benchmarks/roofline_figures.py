@@ -44,9 +44,9 @@ from treeopt.report.figures.style import (
     heading,
     log_axis,
     look,
+    save,
     sentence,
     size_axis,
-    to_bytes,
     wrap,
 )
 
@@ -348,10 +348,7 @@ def write_figures(setting: Setting, folder: Path) -> list[Path]:
         "roofline": draw_roofline(roofline_data(setting)),
         "roofline-speedup": draw_speedup(speedup_data(setting)),
     }
-    files = {folder / f"{name}.png": to_bytes(drawing, "png") for name, drawing in drawings.items()}
-    for file, content in files.items():
-        file.write_bytes(content)
-    return list(files)
+    return [save(drawing, folder / f"{name}.png") for name, drawing in drawings.items()]
 
 
 if __name__ == "__main__":

@@ -146,15 +146,6 @@ def test_depths_that_were_not_measured_are_left_out_and_said(trace):
     assert any("depths up to 1" in warning for warning in entry.warnings)
 
 
-def test_a_context_is_moved_into_the_measured_range_and_interpolated():
-    plain = tuple(StepTiming(1, context, 1, 0, (ms,)) for context, ms in ((100, 1.0), (1000, 2.0)))
-    profile = LatencyProfile((), plain)
-    assert [StepCosts(profile, 1, wanted).context_tokens for wanted in (None, 7, 550, 9999)] == [100, 100, 550, 1000]
-    assert StepCosts(profile, 1, 550).plain.ms == pytest.approx(1.5)
-    with pytest.raises(OutOfRange, match="covers batch sizes 1, but 2"):
-        StepCosts(profile, 2)
-
-
 def test_sequences_without_a_step_have_figures_too():
     trace = random_trace(np.random.default_rng(0), [10, 10, 1, 1, 1, 1, 1, 1], 2, 4)
     entry = plan_trees(trace, request=PlanRequest(Limits(4))).entries[0]

@@ -157,7 +157,8 @@ def draw(chart: Chart) -> Figure:
     columns = max(1, min(len(labels), 56 // (10 + longest)))  # half of the picture's width
     above = 0.2 * -(-len(labels) // columns)
     figure = style.blank(height=max(style.SIZE_INCHES[1], 1.0 + sum(heights)) + above)
-    body, widths = figure.subfigures(), [panel.width for panel in chart.panels[0]]
+    body = figure.add_subfigure(figure.add_gridspec()[0])  # below the title, with a legend of its own
+    widths = [panel.width for panel in chart.panels[0]]
     grid = body.add_gridspec(len(heights), len(widths), height_ratios=heights, width_ratios=widths)
     named: Look = {}
     for i, row in enumerate(chart.panels):
