@@ -264,7 +264,7 @@ def test_the_search_is_told_with_its_time_limits_and_inputs(no_pictures, tmp_pat
     assert run.plan.read_bytes() != before
 
 
-def test_groups_have_errors_and_their_shares_add_up(no_pictures, tmp_path):
+def test_groups_have_errors(no_pictures, tmp_path):
     run = make_run(tmp_path, batch_sizes=(1,), groups=("a", "b", "c"))
     page = (
         html.unescape(write_report(run).read_text()).partition("The chosen tree by group")[2].partition("</table>")[0]
@@ -272,9 +272,8 @@ def test_groups_have_errors_and_their_shares_add_up(no_pictures, tmp_path):
     rows = [re.findall(r"<td[^>]*>([^<]*)</td>", row) for row in page.split("<tr>")[2:]]
     assert [row[2] for row in rows] == ["6"] * 3
     assert all(
-        "±" in tokens + speedup and "±" in measured and "[" in ratio for tokens, speedup, *_, measured, ratio in rows
+        "±" in tokens + speedup and "±" in measured and "[" in ratio for tokens, speedup, _, measured, ratio in rows
     )
-    assert sum(int(row[3].rstrip("%")) for row in rows) == 100
 
 
 def test_the_same_run_gives_the_same_bytes(no_pictures, tmp_path):

@@ -291,13 +291,6 @@ def test_what_there_is_against_a_mix_is_of_the_mix():
     assert measured[:2] == [*doubts(plan), "Batch size 64: Speculation is slower than plain decoding here."]
 
 
-def test_the_shares_of_a_mix_add_up_to_the_whole():
-    request = PlanRequest(batch_sizes={1: 1.0, 2: 1.0, 4: 1.0}, measured_only=True)
-    plan = plan_trees(calibration(), hardware((1, 2, 4)), request)
-    assert [row[0] for row in trees_table(plan).rows] == ["1 (34%)", "2 (33%)", "4 (33%)", "mix"]
-    assert "34% of the time at 1, 33% of the time at 2" in written_for(plan, [None])[0]
-
-
 def test_two_far_batch_sizes_are_no_more_work():
     pairs = [option(1, [1.0, 1.1, 1.2, 1.3], []), option(10**9, [1.3, 1.2, 1.1, 1.0], [])]
     _, second = schedule_of([c for c, _ in pairs], [s for _, s in pairs])

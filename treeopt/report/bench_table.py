@@ -16,7 +16,7 @@ from treeopt.records.rules import RULES, SAME_TEXT, TEXTS, option_of, rule_of
 from treeopt.report.table import Column, Table
 from treeopt.report.terminal import together
 from treeopt.report.verdict import decoding_caveats, label, measured, subject
-from treeopt.report.wording import percentages, pm, timed
+from treeopt.report.wording import pm, timed
 
 
 def bench_table(bench: Benchmark) -> RenderableType:
@@ -87,10 +87,8 @@ def group_table(entry: PlanEntry | None, bench: Benchmark | None) -> Table | Non
     if measured:
         judged, speedup = measured.contender(measured.judged), partial(measured.speedup, measured.judged)
         answers = [answer.group for answer in judged.sequences]
-        shares = dict(zip(groups, percentages([answers.count(name) for name in groups]), strict=True))
         columns += [
             column("answers\nmeasured", groups, lambda name: str(answers.count(name))),
-            column("share of\nanswers", groups, lambda name: shares[name]),
             column("tokens/step,\nmeasured", answers, lambda name: pm(judged.rate_of(name), 3)),
             column("speedup\n[95 % interval]", groups, lambda name: str(speedup(group=name) or "–")),
         ]

@@ -14,7 +14,7 @@ from treeopt.report.copied_table import settings_table
 from treeopt.report.table import Column, Table, texts
 from treeopt.report.terminal import together
 from treeopt.report.verdict import BY_DEFAULT, doubts
-from treeopt.report.wording import count, draft_mark, kinds_of, percent, percentages, pm, ranges, timed
+from treeopt.report.wording import count, draft_mark, kinds_of, percent, pm, ranges, timed
 from treeopt.trees.draft import ANEW, Draft
 from treeopt.trees.tree import Choice, Tree
 
@@ -37,8 +37,8 @@ def trees_table(plan: Plan, caption: str = "") -> Table:
     headers = ("batch", "rows", "depth", "widths", "tokens/step", *rates, "speedup")
     rows = [_cells(entry, is_part=plan.part is not None) for entry in plan.entries]
     if plan.mix:
-        shares = percentages([plan.mix[entry.batch_size] for entry in plan.entries])
-        rows = [(f"{cells[0]} ({share})", *cells[1:]) for cells, share in zip(rows, shares, strict=True)]
+        shares = [plan.mix[entry.batch_size] / sum(plan.mix.values()) for entry in plan.entries]
+        rows = [(f"{cells[0]} ({share:.0%})", *cells[1:]) for cells, share in zip(rows, shares, strict=True)]
     if (total := plan.over_mix(lambda e: e.chosen)) is not None:
         of_mix = [] if plan.part else [pm(total, 0)]
         rows.append(("mix", *rows[0][1 : -2 - len(of_mix)], "–", *of_mix, pm(plan.mix_speedup)))
@@ -171,8 +171,8 @@ def written_for(plan: Plan, sizes: Sequence[int | None]) -> list[str]:
     sizes : batch sizes whose drafts are written; None alone for a schedule, or for the one draft that all have
     """
     if plan.mix:
-        sizes, amounts = zip(*sorted(plan.mix.items()), strict=True)
-        shares = [f"{share} of the time at {size}" for share, size in zip(percentages(amounts), sizes, strict=True)]
+        total = sum(plan.mix.values())
+        shares = [f"{amount / total:.0%} of the time at {size}" for size, amount in sorted(plan.mix.items())]
         load = f"the mix of batch sizes ({', '.join(shares)})"
         losses = ", ".join(f"{loss:.1%} at {size}" for size, loss in _sharing(plan))
         price = f" Against each batch size's own tree it loses {losses}." if losses else ""

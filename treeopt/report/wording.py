@@ -50,22 +50,6 @@ def count(n: int, noun: str) -> str:
     return f"{n:,} {noun}" + ("" if n == 1 else "s")
 
 
-def percentages(amounts: Sequence[float]) -> list[str]:
-    """Shares of the sum in whole per cent that add up to 100, by largest remainders.
-
-    >>> percentages([1, 1, 1]), percentages([0, 0])
-    (['34%', '33%', '33%'], ['–', '–'])
-    """
-    total = sum(amounts)
-    if not total:
-        return ["–"] * len(amounts)
-    exact = [100 * amount / total for amount in amounts]
-    whole = [int(share) for share in exact]
-    for i in sorted(range(len(exact)), key=lambda i: whole[i] - exact[i])[: 100 - sum(whole)]:
-        whole[i] += 1
-    return [f"{share}%" for share in whole]
-
-
 def draft_mark(draft: Draft) -> str:
     """Rows of a fixed tree, the setting of another draft."""
     return draft.name if draft.drafter or draft.kind in ANEW else str(len(draft))
