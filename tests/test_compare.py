@@ -381,7 +381,6 @@ def test_what_cannot_be_compared_is_said(files, tmp_path):
         ((old, files / "profile.json"), "none of them"),
         ((old, old, old), "got 2"),
         ((old,), "--group-by"),
-        ((old, files / "new.npz", "--picture", tmp_path / "x.png"), "several drafters"),
         ((old, tmp_path / "nothing"), "cannot be read"),
     ]:
         assert said in invoke("compare", *words, "--budget", 4, code=1).stderr

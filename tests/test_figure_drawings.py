@@ -12,7 +12,7 @@ from hypothesis import given
 
 from tests.conftest import examples, in_new_python, traces, trees
 from tests.test_coverage import random_probe
-from tests.test_figures import NAMES, grown, long_trace, some_bench, some_groups, some_plan, some_profile, two_drafters
+from tests.test_figures import NAMES, grown, long_trace, some_bench, some_groups, some_profile
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
@@ -20,7 +20,7 @@ from treeopt.records.profile import LatencyProfile
 from treeopt.report import figures
 from treeopt.report.figures import style
 from treeopt.report.figures.accuracy import accuracy_chart, groups_chart
-from treeopt.report.figures.bench import accepted_chart, contenders_chart, drafters_chart
+from treeopt.report.figures.bench import accepted_chart, contenders_chart
 from treeopt.report.figures.chart import draw
 from treeopt.report.figures.planning import latency_chart, sizes_chart, throughput_chart
 from treeopt.report.figures.tree import draw_tree, tree_data
@@ -87,7 +87,6 @@ def drawings():
         plan = cache(lambda p=profile, r=request: plan_trees(long_trace(3), p, r))
         charts[f"latency-{n}"] = lambda p=profile: latency_chart(p)
         charts[f"throughput-{n}"] = lambda p=plan: throughput_chart(p())
-        charts[f"drafters-{n}"] = lambda b=sizes: drafters_chart(two_drafters(some_plan(b)))
     for groups in ([""], NAMES[:2], NAMES):
         charts[f"contenders-{len(groups)}"] = lambda g=groups: contenders_chart(some_bench(g))
     few = some_bench(blocks=1)
@@ -119,13 +118,6 @@ BETWEEN = re.compile("tree-(8-2|64-.)|accuracy-(2|seldom)|groups-(1-3|2-.*|8-[13
 )
 def test_no_label_overlaps_another_or_is_cut_off(make):
     assert overlaps(make()) == []
-
-
-def test_no_note_is_turned():
-    """An 8 that lies on its side is read as ∞."""
-    notes = [text for axes in draw(drafters_chart(two_drafters(some_plan((1, 4))))).axes for text in axes.texts]
-    assert "3/\n4/\n8" in [note.get_text() for note in notes]
-    assert {note.get_rotation() for note in notes} == {0.0}
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

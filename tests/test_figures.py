@@ -14,13 +14,11 @@ from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.growth.grow import grow
 from treeopt.growth.replay import replay
 from treeopt.growth.source import source_of
-from treeopt.planning.compared import DrafterFigure, DraftersCompared
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
 from treeopt.records.contender import Answer, Block, Contender, Predicted
-from treeopt.records.estimate import Estimate
 from treeopt.records.inputs import inputs_of
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
@@ -28,11 +26,10 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report import figures
 from treeopt.report.figures.accuracy import accuracy_chart, groups_chart
-from treeopt.report.figures.bench import accepted_chart, contenders_chart, drafters_chart
+from treeopt.report.figures.bench import accepted_chart, contenders_chart
 from treeopt.report.figures.chart import wilson
 from treeopt.report.figures.planning import bands, latency_chart, sizes_chart, throughput_chart
 from treeopt.report.figures.tree import columns, tree_data
-from treeopt.trees.draft import DynamicTree
 from treeopt.trees.published import published_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
@@ -298,30 +295,6 @@ def test_a_line_has_no_tree_that_is_shallower_than_its_rows_allow():
     profile = LatencyProfile(tuple(points), (StepTiming(1, 9, 1, 0, (5.0, 5.0)),))
     line, _, shallow = latency_chart(profile)[0].series
     assert (line.x, shallow.x, shallow.y) == ([2, 3, 9, 16], [11], [9.0])
-
-
-def two_drafters(plan: Plan) -> DraftersCompared:
-    """Predicted trees of one drafter, and measured dynamic trees of another."""
-    marks = []
-    for entry in plan.entries:
-        tree, speedup = entry.chosen, Estimate(1.6, low=1.5, high=1.7)
-        ms = 2.2 * (tree.plain_ms or 1) / 1.6
-        dynamic = replace(tree, draft=DynamicTree(3, 4, 8), tokens_per_step=2.2, step_ms=ms, speedup=speedup)
-        marks.append(DrafterFigure(drafter="heads", figure=tree, setting="", is_measured=False))
-        marks.append(DrafterFigure(drafter="layer", figure=dynamic, setting="", is_measured=True))
-    return DraftersCompared(settings=tuple(marks), about="a model")
-
-
-def test_drafters_stand_beside_each_other_at_every_batch_size():
-    plan = some_plan((1, 4))
-    left, right = drafters_chart(two_drafters(plan)).panels[0]
-    assert left.scale == ["1", "4"]
-    (dynamic,) = [series for series in left.series if "3/4/8" in series.notes]
-    assert (dynamic.y, dynamic.ends.tolist()) == (pytest.approx([1.6, 1.6]), [[1.5, 1.5], [1.7, 1.7]])
-    assert right["layer"].y.tolist() == [2.2, 2.2]
-    assert right["heads"].y.tolist() == [entry.chosen.tokens_per_step for entry in plan.entries]
-    ends = np.array([entry.chosen.tokens_per_step.ends for entry in plan.entries])
-    assert pytest.approx(ends) == right["heads"].ends.T
 
 
 def test_accepted_shares_are_counts_over_steps():

@@ -298,7 +298,6 @@ def compare(
     budget: Count = 64,
     tolerance: Annotated[float, Range(0, 99.9)] | None = None,
     group_by: Literal["context"] | None = None,
-    picture: str | Path | None = None,
 ) -> Comparison:
     """Say whether a plan is still right for other traffic; of one run which groups would gain by a plan of their own.
 
@@ -315,18 +314,12 @@ def compare(
     budget        : most rows, where the first source has no plan and one is made
     tolerance     : per cent that may be lost; by default 0.5 by a plan or a group, 5 between two measurements
     group_by      : of one run: compare contexts, by powers of two, instead of groups of prompts
-    picture       : draw the comparison of drafters there, as .png or .svg
     """
-    from pathlib import Path
-
     from treeopt import pipeline
 
-    found = pipeline.compare(
+    return pipeline.compare(
         first, *others, profile=profile, batch_size=batch_size, budget=budget, tolerance=tolerance, group_by=group_by
     )
-    if picture is not None:
-        pipeline.draw_picture(found, Path(picture))
-    return found
 
 
 @declared

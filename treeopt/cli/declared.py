@@ -44,7 +44,7 @@ GROUPS = {
     "Prompts and answers": ("from_logs", "tokenizer", "column", "group_by", "responses", "split", "chat_template", "bench_prompts", "max_new_tokens",
                             "tokens", "answers"),
     "How guesses are accepted": ("acceptance", "temperature", "top_p", "top_k", "epsilon", "delta", "seed"),
-    "Files and output": ("calibration", "profile", "run", "output", "picture", "as_json", "_click_default_help"),
+    "Files and output": ("calibration", "profile", "run", "output", "as_json", "_click_default_help"),
 }  # fmt: skip
 # Words of options that are not the parameter's name.
 WORDS = {

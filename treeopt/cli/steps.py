@@ -45,16 +45,12 @@ def run(run: RunDirectory, as_json: bool, **options: Any) -> None:
         treeopt run --model smollm2 --drafter eagle3 --prompts prompts.jsonl --engine openvino
     """
     from treeopt import pipeline
-    from treeopt.report.terminal import note
 
     source = {name: options.pop(name) for name in parameters_of(treeopt.open) if name in options}
     wanted = pipeline.LineOptions(**options)
     drafters = pipeline.drafters_of(source.get("drafter", ""))
     if len(drafters) > 1:
-        found = pipeline.run_drafters(run, source, drafters, wanted)
-        files = pipeline.draw_picture(found, run.figures / "drafters.png", run.figures / "drafters.svg")
-        note(f"The picture is {files[0]}.")
-        show_comparison(found, as_json)
+        show_comparison(pipeline.run_drafters(run, source, drafters, wanted), as_json)
     else:
         _run_one(run, as_json, source, wanted)
 
@@ -199,7 +195,7 @@ def compare(sources: tuple[str, ...], as_json: bool, **options: Any) -> None:
         treeopt compare treeopt-run before.prom after.prom --tolerance 1
         treeopt compare treeopt-run --group-by context
         treeopt compare before.csv after.csv --tolerance 3
-        treeopt compare runs/medusa runs/hydra --picture drafters.png
+        treeopt compare runs/medusa runs/hydra
     """
     found = treeopt.compare(*sources, **options)
     show_comparison(found, as_json)

@@ -13,7 +13,6 @@ workers.py   what the workers of a cluster do for calibrate and train
 from treeopt.pipeline.bench import bench
 from treeopt.pipeline.calibrate import calibrate
 from treeopt.pipeline.compare import compare
-from treeopt.pipeline.drafters import draw_picture
 from treeopt.pipeline.export import convert, export, export_all
 from treeopt.pipeline.importing import import_file, merge_runs
 from treeopt.pipeline.launched import bench_plan

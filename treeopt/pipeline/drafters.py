@@ -1,19 +1,15 @@
 """Runs of several drafters for one model on one machine: what their plans reach, and which is fastest."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files.places import distinct
-from treeopt.planning.compared import Comparison, DrafterFigure, DraftersCompared
+from treeopt.planning.compared import DrafterFigure, DraftersCompared
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.inputs import changed
 from treeopt.records.origins import OURS, Provenance, differing
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rundir import RunDirectory
-from treeopt.report.figures import style
-from treeopt.report.figures.bench import drafters_chart
-from treeopt.report.figures.chart import draw
 from treeopt.report.figures.registry import Inputs
 
 SAME = ("model", "revision", "dtype", "device", "machine", "threads")  # what a comparison of drafters holds fixed
@@ -69,16 +65,3 @@ def figure_of(drafter: str, entry: PlanEntry, bench: Benchmark | None) -> Drafte
     if entry.chosen.speedup is None:
         return None
     return DrafterFigure(drafter=drafter, figure=entry.chosen, setting="", is_measured=False)
-
-
-def draw_picture(result: Comparison, *files: Path) -> tuple[Path, ...]:
-    """Draw a comparison of drafters; InvalidInput for another, or a file that is neither .png nor .svg."""
-    if not isinstance(result, DraftersCompared):
-        raise InvalidInput("`picture` draws runs of several drafters, but these are of one.")
-    if other := [file for file in files if file.suffix.removeprefix(".") not in style.FORMATS]:
-        known = " or ".join(f".{kind}" for kind in style.FORMATS)
-        raise InvalidInput(f"`picture` must end in {known}, but got {other[0]}.")
-    drawing = draw(drafters_chart(result))
-    for file in files:
-        style.save(drawing, file)
-    return files

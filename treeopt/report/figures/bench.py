@@ -1,4 +1,4 @@
-"""Decoding, measured beside what was predicted: a benchmark's contenders, and drafters beside each other over batch sizes."""
+"""Decoding, measured beside what was predicted: how many guesses steps accept, and a benchmark's contenders."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,15 +6,14 @@ from dataclasses import replace
 import numpy as np
 
 from treeopt.errors import OutOfRange
-from treeopt.planning.compared import DraftersCompared
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.estimate import Estimate
 from treeopt.records.origins import Provenance
 from treeopt.report.figures import style
-from treeopt.report.figures.chart import Chart, Estimates, Panel, Series, plain_line, wilson
+from treeopt.report.figures.chart import Chart, Estimates, Panel, Series, wilson
 from treeopt.report.figures.style import Look
 from treeopt.report.verdict import CONTENDERS
-from treeopt.report.wording import count, draft_mark
+from treeopt.report.wording import count
 
 OVER = "over plain decoding"
 LOOKS = {  # colour, marker, hatch
@@ -22,7 +21,6 @@ LOOKS = {  # colour, marker, hatch
     "replayed": (style.BLUE, "s", ""),
     "measured": (style.VERMILLION, "o", "..."),
 }
-TOGETHER = 0.7  # width that the marks of one batch size share
 
 
 def accepted_chart(bench: Benchmark, name: str = "chosen") -> Chart:
@@ -106,34 +104,3 @@ def _ratios(ratios: Sequence[Estimate | None]) -> list[Series]:
     plain = Series("", [], [1.0], look={"color": style.GREY, "linestyle": (0, (2, 3)), "zorder": 0}, kind="across")
     look = {"color": style.BLUE, "marker": "o", "markersize": 5, "elinewidth": 2}
     return [marks.along("", [row for row, _ in known], **look), plain]
-
-
-def drafters_chart(result: DraftersCompared) -> Chart:
-    """What each drafter reaches at each batch size with its own best draft.
-
-    Speedups on the left, tokens per step on the right; predicted ones are hollow.
-    """
-    marks = result.settings
-    sizes = sorted({mark.batch_size for mark in marks})
-    names = list(dict.fromkeys(mark.drafter for mark in marks))
-    width = TOGETHER / len(names)
-    left, right = [plain_line(1.0)], []
-    for i, name in enumerate(names):
-        for is_measured in (True, False):
-            mine = [m.figure for m in marks if (m.drafter, m.is_measured) == (name, is_measured)]
-            look = {**style.series(i), "linestyle": "none", "fillstyle": "full" if is_measured else "none"}
-            aside = width * (i - (len(names) - 1) / 2 + (0.12 if is_measured else -0.12))
-            x = [sizes.index(figure.batch_size) + aside for figure in mine]
-            speedups = Estimates.of(figure.speedup for figure in mine if figure.speedup)
-            left.append(replace(speedups.over("", x, **look), notes=[draft_mark(figure.draft) for figure in mine]))
-            rates = Estimates.of(figure.tokens_per_step for figure in mine)
-            right.append(rates.over(style.short(name) if mine else "", x, **look))
-    axes: Look = {"scale": [str(size) for size in sizes], "ylim": (0, None)}
-    panels = [
-        Panel(left, "batch size", "speedup over plain decoding", **axes),
-        Panel(right, "batch size", "tokens per step", **axes),
-    ]
-    hollow = "hollow: predicted" if any(not mark.is_measured for mark in marks) else None
-    said = "numbers: rows a step, of dynamic trees levels/topk/rows"
-    caption = style.sentence(result.about, hollow, said, "bars: 95 % intervals")
-    return Chart("Drafters, each with its own best tree", caption, [panels])

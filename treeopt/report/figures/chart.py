@@ -35,7 +35,6 @@ class Series:
     ends  : (2, n) low and high of each point's interval; of an area its edges
     look  : options of matplotlib: colour, marker, line style
     kind  : points on a line, bars, an area between the ends, lines across the panel at y, or marks at its lower edge
-    notes : (n,) texts below the points
     """
 
     label: str
@@ -44,7 +43,6 @@ class Series:
     ends: ArrayLike | None = None
     look: Mapping[str, Any] = field(default_factory=dict)
     kind: Literal["line", "bar", "area", "across", "edge"] = "line"
-    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +165,6 @@ def draw(chart: Chart) -> Figure:
             for one in panel.series:
                 named.setdefault(one.label, _add(axes, one, across=bool(panel.rows)))
             _finish(axes, panel, names_rows=j == 0)
-            _note(axes, panel)
     if labels:
         handles, look = [named[label] for label in labels], {"alignment": "left", "handlelength": 3, "borderpad": 0.0}
         body.legend(handles, labels, title=chart.legend or None, ncols=columns, loc="outside upper left", **look)
@@ -219,13 +216,3 @@ def _finish(axes: Axes, panel: Panel, *, names_rows: bool) -> None:
         if axis.get_scale() == "linear" and axis.get_view_interval()[1] >= 1000:
             axis.set_major_formatter(lambda value, _: f"{value:,g}")
     axes.set_xlabel(panel.xlabel)
-
-
-def _note(axes: Axes, panel: Panel) -> None:
-    """Texts below the points. Their parts stand below each other: an 8 that lies on its side is read as ∞."""
-    look: Look = {"textcoords": "offset points", "ha": "center", "va": "top", "fontsize": 6, "linespacing": 1.0}
-    for one in panel.series:
-        x, y = np.asarray(one.x, dtype=float), np.asarray(one.y, dtype=float)
-        low = np.fmin(y, y if one.ends is None else np.asarray(one.ends, dtype=float)[0])
-        for at, lower, text in zip(x, low, one.notes, strict=False):
-            axes.annotate(text.replace("/", "/\n"), (at, lower), (0, -4), **look)
