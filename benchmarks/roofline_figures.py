@@ -44,9 +44,9 @@ from treeopt.report.figures.style import (
     heading,
     log_axis,
     look,
-    save,
     sentence,
     size_axis,
+    to_bytes,
     wrap,
 )
 
@@ -344,11 +344,14 @@ def draw_speedup(data: SpeedupData, figure: Figure | None = None) -> Figure:
 
 def write_figures(setting: Setting, folder: Path) -> list[Path]:
     """Both pictures as PNG files in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
     drawings = {
         "roofline": draw_roofline(roofline_data(setting)),
         "roofline-speedup": draw_speedup(speedup_data(setting)),
     }
-    return [save(drawing, folder / f"{name}.png") for name, drawing in drawings.items()]
+    for name, drawing in drawings.items():
+        (folder / f"{name}.png").write_bytes(to_bytes(drawing, "png"))
+    return [folder / f"{name}.png" for name in drawings]
 
 
 if __name__ == "__main__":

@@ -100,13 +100,6 @@ def test_errors_are_those_of_the_bootstrap_over_conversations():
     assert shares_of(trace, TOP_1, 3).draws.std(axis=1) == pytest.approx(spread, rel=0.01)
 
 
-def test_of_one_state_a_conversation_the_error_is_binomial():
-    """Within 10 % by 2,000 draws, but for one in millions of seeds."""
-    ranks = np.array([[0], [NO_TRIAL]] * 30 + [[1], [NO_TRIAL]] * 70)
-    trace = RankTrace(ranks, np.arange(0, 201, 2))
-    assert shares_of(trace, TOP_1, 1).draws.std() == pytest.approx(np.sqrt(0.3 * 0.7 / 100), rel=0.1)
-
-
 @pytest.mark.parametrize(("few", "many"), [(60, 60), pytest.param(8, 60, marks=pytest.mark.long)])
 @pytest.mark.parametrize("measure", [TOP_1, SURVIVAL])
 def test_halvings_are_seldom_called_different(measure, few, many):

@@ -116,15 +116,6 @@ def test_a_mix_of_loads_has_one_tree_with_the_most_tokens(trace):
     assert chosen >= (1 - NEGLIGIBLE) * max(totals.values()) * 0.999
 
 
-def test_a_mix_of_one_load_is_that_load(trace):
-    profile = recorded(truth)
-    mixed = plan_trees(trace, profile, PlanRequest(Limits(32), batch_sizes={4: 1.0}))
-    (alone,) = plan_trees(trace, profile, PlanRequest(Limits(32), batch_sizes=(4,))).entries
-    assert mixed[4].tied_sizes == alone.tied_sizes
-    assert (mixed[4].draft, mixed[4].chosen.tokens_per_s) == (alone.draft, alone.chosen.tokens_per_s)
-    assert mixed.mix_speedup == pytest.approx(alone.chosen.speedup)
-
-
 RECORDED = "demo--amd-epyc-2-cores-bfloat16"
 
 

@@ -14,7 +14,7 @@ from treeopt.report.copied_table import settings_table
 from treeopt.report.table import Column, Table, texts
 from treeopt.report.terminal import together
 from treeopt.report.verdict import BY_DEFAULT, doubts
-from treeopt.report.wording import count, draft_mark, kinds_of, percent, pm, ranges, timed
+from treeopt.report.wording import count, percent, pm, ranges, timed
 from treeopt.trees.draft import ANEW, Draft
 from treeopt.trees.tree import Choice, Tree
 
@@ -70,14 +70,14 @@ def kinds_table(plan: Plan) -> Table | None:
     columns = [
         Column("batch", lambda row: str(row[0].batch_size)),
         Column("kind", lambda row: row[1]),
-        Column("rows or\nsetting", lambda row: draft_mark(row[2].draft)),
+        Column("rows or\nsetting", lambda row: row[2].draft.name if row[2].draft.kind in ANEW else str(row[2].size)),
         Column("tokens/step", lambda row: pm(row[2].tokens_per_step)),
         *([] if plan.part else [Column("step ms", lambda row: pm(row[2].step_ms and row[2].step_ms.value), spare=1)]),
         Column("speedup", lambda row: timed(row[2].speedup)),
         Column("over chosen", lambda row: "1" if row[2] is row[0].chosen else str(row[2].over(row[0].chosen))),
     ]
     entries = [e for e in plan.entries if any(map(e.best, ANEW))]
-    rows = [(e, kind, best) for e in entries for kind, best in kinds_of(e).items()]
+    rows = [(e, kind, best) for e in entries for kind, best in {e.draft.kind: e.chosen, **e.others}.items()]
     caption = (
         "A dynamic tree is drafted anew at every step: the topk likeliest nodes of each level are expanded, and the best "
         "rows of all are verified. With topk 1 it is a chain. Its setting is levels/topk/rows. A ddtree takes the likeliest paths "

@@ -6,9 +6,6 @@ from itertools import groupby
 from math import isnan, nan
 
 from treeopt.records.estimate import Estimate
-from treeopt.records.figure import Figure
-from treeopt.records.plan import PlanEntry
-from treeopt.trees.draft import ANEW, Draft
 
 
 def pm(number: float | None, digits: int = 2) -> str:
@@ -48,16 +45,6 @@ def count(n: int, noun: str) -> str:
     ('1 sequence', '4,228 states')
     """
     return f"{n:,} {noun}" + ("" if n == 1 else "s")
-
-
-def draft_mark(draft: Draft) -> str:
-    """Rows of a fixed tree, the setting of another draft."""
-    return draft.name if draft.drafter or draft.kind in ANEW else str(len(draft))
-
-
-def kinds_of(entry: PlanEntry) -> dict[str, Figure]:
-    """Kind -> the best draft of it, the chosen one first."""
-    return {entry.draft.kind: entry.chosen, **entry.others}
 
 
 def by_batch_size(said: Mapping[int, Sequence[str]] | Mapping[int | None, Sequence[str]]) -> list[str]:

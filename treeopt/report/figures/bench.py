@@ -23,12 +23,12 @@ LOOKS = {  # colour, marker, hatch
 }
 
 
-def accepted_chart(bench: Benchmark, name: str = "chosen") -> Chart:
+def accepted_chart(bench: Benchmark) -> Chart:
     """Share of the steps that accepted 0, 1, ... guesses: predicted before the run, replayed on its prompts, and measured.
 
     Raises OutOfRange where the benchmark has none of them.
     """
-    of = bench.contender(name)
+    of = bench.contender("chosen")
     kinds = ("predicted", "replayed", "measured")
     counted = zip(kinds, map(np.array, (of.predicted_accepted, of.replayed_accepted, of.accepted)), strict=True)
     known = {kind: counts.astype(float) for kind, counts in counted if counts.sum()}
@@ -49,7 +49,7 @@ def accepted_chart(bench: Benchmark, name: str = "chosen") -> Chart:
         "95 % interval, steps as independent" if "measured" in known else None,
     )
     lengths = [str(n) for n in range(max(map(len, known.values())))]
-    title = f"Accepted guesses per step: {style.short(CONTENDERS.get(name, name), 40)}"
+    title = f"Accepted guesses per step: {CONTENDERS['chosen']}"
     return Chart(title, caption, [[Panel(series, "accepted guesses in a step", "share of steps", scale=lengths)]])
 
 

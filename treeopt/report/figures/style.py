@@ -14,14 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from treeopt.files.shell import printable
-from treeopt.files.writing import atomic_writer
 from treeopt.records.origins import Provenance
 from treeopt.records.rules import option_of
 
@@ -160,13 +158,6 @@ def rule(acceptance: Mapping[str, Any] | None) -> str:
 
 def span(numbers: Sequence[int]) -> str:
     return "–".join(f"{end:,}" for end in sorted({min(numbers), max(numbers)}))
-
-
-def save(figure: Figure, file: Path) -> Path:
-    """Write a figure as the PNG or SVG file that its name says, whole or not at all."""
-    with atomic_writer(file) as stream:
-        stream.write(to_bytes(figure, file.suffix.removeprefix(".")))
-    return file
 
 
 @look()
