@@ -84,7 +84,7 @@ def test_a_template_that_raises_skips_the_row_and_no_other(tmp_path):
     target = target_of(byte_tokenizer(picky))
     prompts = load(tmp_path, [{"prompt": "no"}, {"turns": ["yes", "no"]}], target)
     assert reasons(prompts) == [(1, "the chat template refuses it: not")]
-    with pytest.raises(InvalidInput, match=r"Row 2 of rows\.jsonl cannot be asked: the chat template"):
+    with pytest.raises(InvalidInput, match="the chat template refuses it"):
         prompts.next_prompt(prompts.conversations[0], [ids(target, "x")])
     broken = target_of(byte_tokenizer("{% if %}"))
     with pytest.raises(InvalidInput, match="chat template cannot be read"):

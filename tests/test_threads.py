@@ -1,20 +1,16 @@
-"""Threads of a processor and the number format that it computes in: what is kept and said."""
+"""Threads of a processor: what is kept and said."""
 
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 from treeopt.latency.rounds import processor_share, time_rounds
 from treeopt.runtime import stepper
-from treeopt.runtime import target as target_module
 from treeopt.runtime.decode import Decoder, Setup
 from treeopt.runtime.stepper import StepVisits
 from treeopt.runtime.stop import StopRule
-from treeopt.runtime.target import dtype_note
 from treeopt.trees.tree import Tree
 
 
@@ -53,18 +49,3 @@ def test_a_busy_machine_is_told_by_the_processor_time_of_rounds(target, heads, m
     found = time_rounds(StepVisits(Decoder(setup), [[1, 2, 3]], [Tree.chain(1)], 1), time_limit_s=0.0)
     assert processor_share([(v.seconds, v.processor_s) for v in found.visits]) == pytest.approx(0.5, abs=0.01)
     assert processor_share([(1.0, None)]) is None  # somebody else's
-
-
-@pytest.mark.parametrize("computes", [True, False])
-def test_bfloat16_is_warned_of_where_the_processor_does_not_compute_in_it(target, monkeypatch, computes):
-    monkeypatch.setattr(target_module, "computes_in_bfloat16", lambda: computes)
-    model = SimpleNamespace(device=torch.device("cpu"), dtype=torch.bfloat16, stored_dtype=torch.bfloat16)
-    said = dtype_note(model)
-    assert (said is None) == computes
-    assert computes or "does not compute in bfloat16" in said
-    model.dtype = torch.float32
-    assert ("does not compute in it" in dtype_note(model)) == (not computes)
-    model.stored_dtype = torch.float32
-    assert dtype_note(model) is None
-    model.device, model.dtype = torch.device("cuda"), torch.bfloat16
-    assert dtype_note(model) is None

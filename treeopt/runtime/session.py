@@ -23,7 +23,7 @@ from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.prompts.order import order_of
 from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
 from treeopt.runtime.stop import StopRule
-from treeopt.runtime.target import Target, device_name, dtype_note, load_target, uses_cuda_graphs
+from treeopt.runtime.target import Target, device_name, load_target, uses_cuda_graphs
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,7 +107,7 @@ def open_session(source: Mapping[str, Any] | None = None, prompts: PromptSet | N
         opened.record,
         prompts,
         given=responses,
-        notes=(*opened.notes, *filter(None, [dtype_note(target)]), *_skipped_note(prompts)),
+        notes=(*opened.notes, *_skipped_note(prompts)),
         acceptance=rules,
         temperature=source.get("temperature") if responses else None,
         source=source,

@@ -5,7 +5,6 @@ n rows · T new tokens per row · d width · V vocabulary
 
 import importlib.util
 import os
-import platform
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -48,7 +47,6 @@ class Target:
         self._windows = {k: None if k == "full_attention" else window for k in dict.fromkeys(kinds)}
         self.context = context_limit(config)
         self.eos_ids = eos_ids(model, tokenizer)
-        self.stored_dtype: torch.dtype | None = None  # of the checkpoint, where it is known
         self.passes = 0  # forwards of the decoder so far
         self.compiled = False
         self._hooks: list[Any] = []
@@ -197,7 +195,7 @@ def load_target(
         if folder is not None:
             check_folder(folder)
         place = path_or_id if folder is None else str(folder)
-        config = AutoConfig.from_pretrained(place, **common).get_text_config()
+        AutoConfig.from_pretrained(place, **common)  # what is no model is not refused for its tokenizer
         with loadable(f"{option} must have its tokenizer beside the weights, a tokenizer.json for example", path_or_id):
             tokenizer = AutoTokenizer.from_pretrained(place, **common)
         model, found = AutoModelForCausalLM.from_pretrained(
@@ -209,9 +207,7 @@ def load_target(
         if model.dtype == torch.float64:  # which grouped products of experts do not take
             model.set_experts_implementation("eager")
         title = demo.TITLE if path_or_id == demo.NAME else path_or_id
-        target = Target(model, tokenizer, name=title, revision=revision)
-        target.stored_dtype = config.dtype
-        return target
+        return Target(model, tokenizer, name=title, revision=revision)
 
 
 def check_device(device: str | None) -> str:
@@ -238,29 +234,6 @@ def wanted_dtype(dtype: str | None, device: str) -> torch.dtype | None:
     if dtype is not None and dtype not in DTYPES:
         raise InvalidInput(f"`dtype` must be one of {', '.join(DTYPES)}, but got {dtype!r}.")
     return DTYPES[dtype] if dtype else torch.float32 if device == "cpu" else None
-
-
-def computes_in_bfloat16() -> bool:
-    """Whether this machine's processor has instructions for products in bfloat16."""
-    if platform.machine().lower() in ("x86_64", "amd64"):
-        return bool(torch.cpu._is_avx512_bf16_supported())
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def dtype_note(target: Target) -> str | None:
-    """A sentence on the number format, where it matters on a CPU."""
-    if target.device.type != "cpu":
-        return None
-    computes = computes_in_bfloat16()
-    if target.dtype == torch.bfloat16 and not computes:
-        return (
-            "This processor does not compute in bfloat16: it converts every number, so steps of many rows take many times as "
-            "long as they should. Use `dtype=float32`."
-        )
-    if target.dtype == torch.float32 and target.stored_dtype == torch.bfloat16:
-        other = "it takes half the memory" if computes else "but this processor does not compute in it"
-        return f"The checkpoint is in bfloat16 and is loaded in float32. `dtype=bfloat16` keeps it; {other}."
-    return None
 
 
 def layer_devices(model: Any, num_layers: int) -> list[torch.device] | None:

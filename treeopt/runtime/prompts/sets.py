@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -97,20 +96,11 @@ class PromptSet:
         """
         assert len(answers) < conversation.num_turns, "every turn is answered"
         said = [tuple(map(int, answer)) for answer in answers]
-        with self._asking(conversation):
-            return self.chat.next_prompt(conversation.messages, conversation.first, said)
+        return self.chat.next_prompt(conversation.messages, conversation.first, said)
 
     def given_answer(self, conversation: Conversation, turn: int) -> Tokens:
         """Tokens of the given answer to a turn (0 is the first), ended by EOS where the target has one."""
-        with self._asking(conversation):
-            return self.chat.given_answer(conversation.messages, conversation.answers, turn)
-
-    @contextmanager
-    def _asking(self, conversation: Conversation) -> Iterator[None]:
-        try:
-            yield
-        except InvalidInput as error:
-            raise InvalidInput(f"Row {conversation.row} of {self.name} cannot be asked: {error}.") from None
+        return self.chat.given_answer(conversation.messages, conversation.answers, turn)
 
 
 def load_prompts(
