@@ -139,7 +139,8 @@ def method_for_plan(plan: Plan, engine: str, method: str | None = None) -> Metho
 
 def has_dynamic(method: Method, entry: PlanEntry) -> bool:
     """Whether the best draft of an entry, or one beside it, is a dynamic tree that the method takes."""
-    return any(method.limits.grows(figure.draft) for figure in (entry.chosen, *entry.others.values()))
+    figures = entry.chosen, *entry.others.values()
+    return method.limits.dynamic is not None and any(figure.draft.kind == "dynamic" for figure in figures)
 
 
 def planned_method(plan: Plan) -> Method | None:

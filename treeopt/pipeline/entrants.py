@@ -20,7 +20,7 @@ from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
 from treeopt.report.verdict import PUBLISHED
-from treeopt.trees.draft import ANEW, Draft, DynamicLimits
+from treeopt.trees.draft import ANEW, Draft
 from treeopt.trees.limits import EngineLimits
 from treeopt.trees.published import published_tree
 from treeopt.trees.shapes import Limits
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from treeopt.runtime.stepper import Stepper
 
 PLAIN = Tree.chain(0)
-ONLY_CHAINS, DYNAMIC = EngineLimits(shape="chain"), EngineLimits(dynamic=DynamicLimits())  # what engines decode
+ONLY_CHAINS = EngineLimits(shape="chain")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def engine_entrants(
         entrants["chosen"] = replace(entrants["chosen"], as_it_comes=not entry.speculates)
     takes_dynamic = engine.takes_trees and entry.batch_size == 1
     lengths = sorted({1, source.num_heads, best})
-    if not (ONLY_CHAINS.takes(entry.draft, None) or (takes_dynamic and DYNAMIC.grows(entry.draft))):
+    if not (ONLY_CHAINS.takes(entry.draft, None) or (takes_dynamic and entry.draft.kind == "dynamic")):
         del entrants["chosen"]
         lengths.sort(key=lambda length: length != best)
         plans = engine.name in runners((plan.drafter or {}).get("kind"))
@@ -106,7 +106,7 @@ def _taken(entrants: Mapping[str, Entrant], source: Source, engine: Stepper) -> 
     found = {}
     for name, entrant in entrants.items():
         draft, is_ours = entrant.draft, not engine.about
-        if not (ONLY_CHAINS.takes(draft, None) or DYNAMIC.grows(draft)):
+        if not (ONLY_CHAINS.takes(draft, None) or draft.kind == "dynamic"):
             raise Unsupported(f"{engine.name} takes chains of the likeliest guesses, but {name} is another tree.")
         if not draft.topk and draft.depth > source.num_heads:
             found[name] = Entrant(draft, is_replayable=False)

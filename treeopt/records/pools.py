@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from treeopt.errors import InvalidInput, quoted
+from treeopt.errors import InvalidInput
 from treeopt.trees.draft import MOST_BLOCK, MOST_LEVELS, MOST_TOPK, MOST_WIDTH
 
 NO_PLACE = 255  # the true path is not in the pool, or too far back for any tree
@@ -61,11 +61,6 @@ class Counts:
     topks: tuple[int, ...] = ()
     depth: int = 0
     widths: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name, numbers, most in ("topks", self.topks, MOST_TOPK), ("widths", self.widths, MOST_WIDTH):
-            if not all(1 <= number <= most for number in numbers):
-                raise InvalidInput(f"`{name}` must be numbers from 1 to {most}, but got {quoted(list(numbers))}.")
 
     @property
     def record(self) -> dict[str, object]:

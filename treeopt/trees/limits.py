@@ -63,10 +63,6 @@ class EngineLimits:
             return is_chain and draft.depth <= MOST_LEVELS
         return is_chain or self.shape != "chain"
 
-    def grows(self, draft: Draft) -> bool:
-        """Whether the draft is a dynamic tree that the method takes."""
-        return self.dynamic is not None and isinstance(draft, DynamicTree)
-
     def fault(self, draft: Draft) -> str | None:
         """Why an engine would refuse a draft, or decode another one; None for a draft that it takes.
 
