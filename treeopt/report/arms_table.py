@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import Any
 
 from rich.console import RenderableType
 
@@ -13,12 +14,10 @@ from treeopt.arms.decide import Choice
 from treeopt.arms.steps import StepParts
 from treeopt.records.estimate import Estimate
 from treeopt.records.inputs import BROKEN
-from treeopt.report.table import Column, Table, texts
+from treeopt.report.table import Column, Table
 from treeopt.report.terminal import together
 from treeopt.report.wording import count
 
-WRAPPED = ("as fast within noise", "not run, maybe faster")
-SPARED = ("plain ms", "drafting, fixed ms", "per guess ms")  # on a narrow line, the first one first
 Setting = tuple[str, int | None]
 
 
@@ -33,7 +32,7 @@ def arms_table(arms: Arms) -> Table:
         Column("requests", lambda arm: str(arm.concurrency)),
         Column("setting", lambda arm: arm.name, wraps=True),
         Column("tokens/s", lambda arm: "–" if arm.tokens_per_s is None else number(arm.tokens_per_s)),
-        Column("tokens/step", lambda arm: "–" if arm.tokens_per_step is None else f"{arm.tokens_per_step:.2f}"),
+        Column("tokens/step", lambda arm: figure(arm.tokens_per_step)),
         Column("ms per token", lambda arm: "–" if arm.tpot_ms is None else number(arm.tpot_ms), spare=1),
     ]
     return Table(f"{count(len(arms.arms), 'setting')}", columns, arms.arms, section=lambda arm: arm.cell[:2])
@@ -101,36 +100,26 @@ def next_run_sentence(decided: Decided) -> str:
 
 
 def _choices(choices: Sequence[Choice], title: str, served: Setting | None) -> Table:
-    has_off = any(choice.over_off for choice in choices)
-    unit = "ratio" if choices[0].arm.unit == "ratio" else "tokens/s"
-    headers = ["requests", "serve", unit, "over off [95 %]" if has_off else "over the next best [95 %]"]
-    headers += [f"over {_name(served)} [95 %]"] if served else []
-    rows = []
-    for choice in choices:
-        arms = choice.posterior.arms
-        over = figure(choice.over_off) if has_off else _over_next(choice)
-        tied = ", ".join(arms[i].name for i in choice.tied)
-        over_served = [figure(choice.over(served))] if served else []
-        rows.append(
-            [
-                str(choice.arm.concurrency),
-                choice.arm.name,
-                number(choice.throughput),
-                over,
-                *over_served,
-                tied,
-                _maybe(choice),
-            ]
-        )
-    headers += WRAPPED
-    return _filled(title, headers, rows)
+    over = Column("over the next best [95 %]", _over_next)
+    if any(choice.over_off for choice in choices):
+        over = Column("over off [95 %]", lambda choice: figure(choice.over_off))
+    columns = [
+        Column("requests", lambda choice: str(choice.arm.concurrency), names=True),
+        Column("serve", lambda choice: choice.arm.name, names=True),
+        Column("ratio" if choices[0].arm.unit == "ratio" else "tokens/s", lambda choice: number(choice.throughput)),
+        over,
+        Column("as fast within noise", _tied, wraps=True),
+        Column("not run, maybe faster", _maybe, wraps=True),
+    ]
+    if served:
+        columns.insert(4, Column(f"over {_name(served)} [95 %]", lambda choice: figure(choice.over(served))))
+    return _filled(title, columns, choices)
 
 
-def _filled(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> Table:
+def _filled(title: str, columns: Sequence[Column], records: Sequence[Any], caption: str = "") -> Table:
     """A table of the columns in which any row says something."""
-    filled = [i for i in range(len(headers)) if any(row[i] not in ("", "–") for row in rows)]
-    columns = texts(*(headers[i] for i in filled), names=2, wraps=WRAPPED, spare=SPARED)
-    return Table(title, columns, [[row[i] for i in filled] for row in rows], caption=caption)
+    filled = [column for column in columns if any(column.cell(record) not in ("", "–") for record in records)]
+    return Table(title, filled, records, caption=caption)
 
 
 def _over_next(choice: Choice) -> str:
@@ -140,6 +129,10 @@ def _over_next(choice: Choice) -> str:
         return "–"
     following = max(others, key=lambda i: choice.posterior.mean[i])
     return f"{figure(choice.posterior.ratio(choice.chosen, following))} {choice.posterior.arms[following].name}"
+
+
+def _tied(choice: Choice) -> str:
+    return ", ".join(choice.posterior.arms[i].name for i in choice.tied)
 
 
 def _maybe(choice: Choice) -> str:
@@ -158,37 +151,29 @@ def _steps(steps: Sequence[StepParts]) -> Table | None:
     """The step of each drafter's fastest length by its parts, and the tokens that it has to emit to pay."""
     if not steps:
         return None
-    headers = (
-        "requests",
-        "setting",
-        "step ms",
-        "plain ms",
-        "drafting, fixed ms",
-        "per guess ms",
-        "to break even",
-        "tokens/step",
-    )
-    rows = []
-    for step in steps:
-        milliseconds = (step.step_ms, step.plain_ms, step.fixed_ms, step.per_guess_ms)
-        emitted = step.served.tokens_per_step
-        tokens = (figure(step.break_even_tokens), "–" if emitted is None else f"{emitted:.2f}")
-        rows.append(
-            [str(step.served.concurrency), step.served.name, *(figure(part, 1) for part in milliseconds), *tokens]
-        )
+    columns = [
+        Column("requests", lambda step: str(step.served.concurrency), names=True),
+        Column("setting", lambda step: step.served.name, names=True),
+        Column("step ms", lambda step: figure(step.step_ms, 1)),
+        Column("plain ms", lambda step: figure(step.plain_ms, 1), spare=3),
+        Column("drafting, fixed ms", lambda step: figure(step.fixed_ms, 1), spare=2),
+        Column("per guess ms", lambda step: figure(step.per_guess_ms, 1), spare=1),
+        Column("to break even", lambda step: figure(step.break_even_tokens)),
+        Column("tokens/step", lambda step: figure(step.served.tokens_per_step)),
+    ]
     lost = [f"{step.served.name} at {step.served.concurrency}" for step in steps if step.hopeless]
     caption = f"Would lose even if every guess were right: {', '.join(lost)}." if lost else ""
     if all(step.break_even_tokens is None for step in steps):
         caption = "A plain step and what it takes to break even need a run without speculation."
-    return _filled("The step taken apart [95 %]", headers, rows, caption)
+    return _filled("The step taken apart [95 %]", columns, steps, caption)
 
 
-def figure(estimate: Estimate | None, digits: int = 2) -> str:
-    """A figure with its interval; a dash where it is not known."""
-    if estimate is None:
+def figure(value: float | None, digits: int = 2) -> str:
+    """A figure, with its interval where it has one; a dash where it is not known."""
+    if value is None:
         return "–"
-    low, high = estimate.ends
-    return f"{estimate:.{digits}f}" + (f" [{low:.{digits}f}, {high:.{digits}f}]" if low < high else "")
+    low, high = value.ends if isinstance(value, Estimate) else (value, value)
+    return f"{value:.{digits}f}" + (f" [{low:.{digits}f}, {high:.{digits}f}]" if low < high else "")
 
 
 def number(value: float) -> str:
