@@ -14,7 +14,8 @@ from statistics import median, mode
 from pydantic import ValidationError
 
 from treeopt.arms.arm import OFF, Arm, Arms, Unit
-from treeopt.arms.columns import PER_REQUEST, UNNAMED, Number
+from treeopt.arms.columns import Number
+from treeopt.arms.lexicon import PER_REQUEST, UNNAMED
 from treeopt.errors import InvalidInput, quoted
 from treeopt.files.fields import adapter, first_error
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from treeopt.arms.columns import MISSING, bare, has_figure, numbers_of, words_of
+from treeopt.arms.columns import bare, has_figure, numbers_of, words_of
+from treeopt.arms.lexicon import MISSING
 from treeopt.errors import InvalidInput, quoted
 from treeopt.files.bounds import limit_rows
 

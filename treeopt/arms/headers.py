@@ -7,20 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from treeopt.arms.columns import (
-    CANONICAL,
-    DATASET,
-    DRAFTED,
-    MODEL,
-    SUMMARY,
-    SWITCH,
-    TREE,
-    UNNAMED,
-    Words,
-    drafter_name,
-    numbers_of,
-    words_of,
-)
+from treeopt.arms import lexicon
+from treeopt.arms.columns import Words, drafter_name, numbers_of, words_of
 from treeopt.arms.grids import Grid
 from treeopt.errors import quoted
 
@@ -53,7 +41,7 @@ def columns_of(
         meaning = told(header)
         if meaning is None:
             column = table.column(header, columns)
-        elif meaning in CANONICAL or meaning == "prompts":
+        elif meaning in lexicon.CANONICAL or meaning == "prompts":
             column = _figures(header, meaning)
         else:
             column = _axis(header, meaning)
@@ -109,7 +97,7 @@ class _Table:
     def column(self, header: Words, before: Sequence[Words]) -> Words:
         """The column after those ``before``."""
         cells = self.grid.column(len(before))
-        is_switch = bool(cells) and all(map(SWITCH.fullmatch, cells))
+        is_switch = bool(cells) and all(map(lexicon.SWITCH.fullmatch, cells))
         if header.measures:
             return header
         if header.text == "AR" and self.is_explicit:
@@ -126,18 +114,18 @@ class _Table:
             return figures
         if header.text.isdecimal():
             return replace(figures, axes={self.across: header.text})
-        if SUMMARY.fullmatch(header.text):
+        if lexicon.SUMMARY.fullmatch(header.text):
             return _axis(header, "summary")
         if not _is_numeric(cells):
-            says_arm = any("k" in words_of(cell).axes or DRAFTED.match(cell) for cell in cells)
+            says_arm = any("k" in words_of(cell).axes or lexicon.DRAFTED.match(cell) for cell in cells)
             says_arm &= not self.named & {"k", "drafter"}
             return _axis(header, "label" if says_arm or not before else f"?{header.text}")
         if self.is_explicit:
             return _axis(header, f"?{header.text}")
         if not before:
             return _axis(header, self.across)
-        axis = "dataset" if self.is_by_arm or DATASET.search(header.text) else "drafter"
-        return replace(figures, axes={"model" if MODEL.search(header.text) else axis: header.text})
+        axis = "dataset" if self.is_by_arm or lexicon.DATASET.search(header.text) else "drafter"
+        return replace(figures, axes={"model" if lexicon.MODEL.search(header.text) else axis: header.text})
 
     def _named(self, header: Words, cells: Sequence[str], before: Sequence[Words], is_switch: bool) -> Words:
         """A column whose header names an axis, or seems to."""
@@ -151,7 +139,7 @@ class _Table:
         is_labelled = bool(before) and before[0].axis == "label"
         is_labelled = is_labelled and all("k" in words_of(cell).axes for cell in self.grid.column(0))
         is_second = axis in LENGTHS_OF_ARMS and (is_labelled or any(one.axis in LENGTHS_OF_ARMS for one in before))
-        is_figure = axis in CANONICAL and axis != "ignore"
+        is_figure = axis in lexicon.CANONICAL and axis != "ignore"
         if {"k", "option", "block"} <= self.named and axis in TREE_AXES:  # SGLang's flags
             return _axis(header, TREE_AXES[axis])
         if is_second or axis == "option" or (is_figure and self.is_explicit):
@@ -173,7 +161,7 @@ def _are_lengths(grid: Grid, headers: Sequence[Words]) -> bool:
 
 
 def _is_numeric(cells: Sequence[str]) -> bool:
-    return all(re.match(r"\W{0,3}\d", cell) and not TREE.fullmatch(cell) for cell in cells)
+    return all(re.match(r"\W{0,3}\d", cell) and not lexicon.TREE.fullmatch(cell) for cell in cells)
 
 
 def _with_plain(columns: Sequence[Words], grid: Grid) -> list[Words]:
@@ -187,7 +175,7 @@ def _with_plain(columns: Sequence[Words], grid: Grid) -> list[Words]:
         cells = grid.column(i) if column.axis in ("k", "ignore", "label", f"?{column.text}") else []
         is_numeric = _is_numeric(cells) and any("." in cell for cell in cells)
         if not column.axes and (is_numeric or column.measures == plain.measures):
-            drafter = drafter_name(column.rest) if DRAFTED.search(column.text) else UNNAMED
+            drafter = drafter_name(column.rest) if lexicon.DRAFTED.search(column.text) else lexicon.UNNAMED
             axes = {"?column": column.text} if is_named else {"drafter": drafter}
             column = replace(column, measures=plain.measures, axes=axes)
         found.append(column)

@@ -12,15 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from treeopt.arms import lexicon
 from treeopt.arms.arm import Arms
 from treeopt.arms.columns import (
-    CANNOT,
-    DATASET,
-    DRAFTED,
-    MISSING,
-    MODEL,
-    QUANTIZATION,
-    SUMMARY,
     Words,
     axes_of,
     bare,
@@ -103,7 +97,9 @@ class _Reader:
     def is_known(self, cell: str) -> bool:
         words = words_of(cell)
         is_named = any(name != "label" for name in words.names)
-        return bool(words.measures or is_named or words.axes or DATASET.search(cell) or cell.casefold() in self.columns)
+        return bool(
+            words.measures or is_named or words.axes or lexicon.DATASET.search(cell) or cell.casefold() in self.columns
+        )
 
     def told(self, words: Words) -> str | None:
         """What the user says that a column means, by its name, or its name without axes."""
@@ -146,7 +142,7 @@ class _Reader:
                     figures.append((column, cell, figures_of(column.measures, cell, comma)))
                 elif column.axis == "note":
                     note += f"; {cell}"
-                elif SUMMARY.fullmatch(cell) and column.axis not in ("k", "concurrency", "ignore", "summary"):
+                elif lexicon.SUMMARY.fullmatch(cell) and column.axis not in ("k", "concurrency", "ignore", "summary"):
                     self.notes.append(f"Line {line} ({quoted(cell)}) sums up others: left out.")
                     return
                 elif column.axis[:1] in ("?", "l") and words_of(cell).measures == ("ignore",) and "tg" not in cell:
@@ -175,7 +171,7 @@ class _Reader:
                 rows[key] = Row(
                     _joined(_joined(context, axes), column.axes), note, f"{self.path} line {line}", self.tables
                 )
-            if CANNOT.match(cell):
+            if lexicon.CANNOT.match(cell):
                 self.notes.append(
                     f"Line {line}, column {quoted(column.text)} says {quoted(cell)}: left out as not runnable."
                 )
@@ -221,7 +217,7 @@ class _Reader:
                 and axes.get("k") != "0"
                 and not re.search(r"= *\d", words.rest)
                 and 0 < len(drafter.split()) <= 4
-                and not MISSING.fullmatch(drafter)
+                and not lexicon.MISSING.fullmatch(drafter)
                 and ("drafter" in closer or not (closer or has_figure(words)))
             ):
                 closer["drafter"] = drafter
@@ -254,8 +250,12 @@ class _Reader:
         self.levels = {key: axes for key, axes in self.levels.items() if key < level or key == level in (0, 7)}
         words = words_of(text)
         axes = dict(words.axes)
-        for axis, pattern in (("model", MODEL), ("dataset", DATASET), ("quantization", QUANTIZATION)):
-            if (match := pattern.search(words.rest)) and not DRAFTED.search(match[0]):
+        for axis, pattern in (
+            ("model", lexicon.MODEL),
+            ("dataset", lexicon.DATASET),
+            ("quantization", lexicon.QUANTIZATION),
+        ):
+            if (match := pattern.search(words.rest)) and not lexicon.DRAFTED.search(match[0]):
                 axes[axis] = match[0].strip(" .-/")
         for phrase in reversed(phrases):
             axes |= {axis: phrase.axes[axis] for axis in PLACES if axis in phrase.axes}

@@ -16,7 +16,8 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
 
 from treeopt.arms.arm import OFF, Arm, Arms
-from treeopt.arms.columns import DATASET, DRAFTED, words_of
+from treeopt.arms.columns import words_of
+from treeopt.arms.lexicon import DATASET, DRAFTED
 from treeopt.engines.measured.benchmarks import POSITIONS, Record, parsed, records_of
 from treeopt.engines.measured.files import load_file
 from treeopt.engines.sglang import SpeculationTimed
