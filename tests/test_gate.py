@@ -174,6 +174,19 @@ def test_gate_of_tables(tmp_path):
     assert PASS in invoke("compare", tmp_path / "after.csv", tmp_path / "before.csv", "--tolerance", 10).stdout
 
 
+@pytest.mark.parametrize(
+    ("second", "why"),
+    [("none.csv", "{}/none.csv does not exist."), ("run", "{}/run has none."), ("after.log", "{}/after.log has none.")],
+)
+def test_settings_beside_something_else(second, why, tmp_path):
+    """What is not there, or is no table, is named, not the table beside it."""
+    (tmp_path / "before.csv").write_text("drafter,k,concurrency,tokens_per_s\nMTP,2,1,150\n")
+    (tmp_path / "after.log").write_text(vllm_line(100, [80, 60]))
+    (tmp_path / "run").mkdir()
+    said = invoke("compare", tmp_path / "before.csv", tmp_path / second, code=1).stderr
+    assert why.format(tmp_path) in "".join(said.splitlines())
+
+
 @pytest.mark.parametrize(("speed", "status"), [(100, 3), (149, 0), (200, 0)])
 def test_gate_in_a_workflow(tmp_path, speed, status):
     """The workflow of the docs is YAML, and its step fails where the second table is slower, not where nothing is shown."""

@@ -25,6 +25,7 @@ ARMS = "arms"  # the kind of files that hold settings that were run
     "treeopt.arms.tuned:tune_arms",
     without=("url", "arms"),
     words={"columns": "--column"},
+    writes=False,
 )
 def tune(
     run: RunDirectory,
@@ -71,7 +72,9 @@ def tune(
         if len(inputs) > 1:
             raise InvalidInput("One server is watched at a time: pass its URL alone.")
         url = inputs[0] + (f"?model={quote(model)}" if model else "")
-        _show_server(pipeline.tune(run, url, Watching(**options)), as_json)
+        with run.writing():
+            found = pipeline.tune(run, url, Watching(**options))
+        _show_server(found, as_json)
     else:
         if not inputs and not run.arms.exists():
             raise InvalidInput(

@@ -98,11 +98,15 @@ def compare(
     share, gate_share = (
         (usual if tolerance is None else tolerance) / 100 for usual in (PLAN_TOLERANCE, GATE_TOLERANCE)
     )
-    if others and {*kinds} == {"arms"}:
+    if others and kinds[0] == "arms":
         before, *after = (
             given.path if isinstance(given, RunDirectory) else Path(str(given)) for given in (first, *others)
         )
-        return arms_gate((before.name, after[-1].name), read_arms([before]), read_arms(after), gate_share)
+        arms = read_arms([before])
+        for path, what in zip(after, kinds[1:], strict=True):
+            if what != "arms":
+                raise InvalidInput(f"{before} has settings that were run, but {path} has none.")
+        return arms_gate((before.name, after[-1].name), arms, read_arms(after), gate_share)
     if others and {*kinds} == {"run"}:
         runs = [RunDirectory.of(cast(str | Path | RunDirectory, given)) for given in (first, *others)]
         known = [_side_of_run(run).meta.get("drafter") or {} for run in runs]
@@ -242,7 +246,9 @@ def kind_of(given: Given) -> Literal["run", "arms", "result", "file", "counts"]:
         return "result"
     file = Path(given)
     if not file.exists():
-        return "file" if str(given) in places.shipped("calibration") else "counts"
+        if str(given) in places.shipped("calibration"):
+            return "file"
+        raise InvalidInput(f"{given} does not exist.")
     schema = "treeopt." if file.suffix == ".npz" else _schema(file)
     if schema.startswith("treeopt."):
         return "arms" if schema.startswith("treeopt.arms/") else "file"
