@@ -182,9 +182,6 @@ def collect(
     work = RankBlocks(session.source, session.provenance().threads or 1, prompts, size=size, counts=counts, **limits)
     with progress(title, len(asked)) as advance:
         if session.cluster is None:
-            if done := journal.finished():
-                fitted = RankTrace.load(journal.block(done - 1)).meta.get("batch_size", batch_size)
-                work = replace(work, batch_size=fitted)
             block = work.by(session, advance)
             journal.fill(sizes, lambda numbers: ((n, block(n, note)) for n in numbers), advance, note, in_parts=True)
         else:

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,14 +74,9 @@ def search_copied(
             raise InvalidInput(
                 "`for_groups=own` needs a log with groups: treeopt calibrate --from-logs LOG --group-by COLUMN"
             )
-
-        def plan_part(own: RunDirectory, part: RequestLog) -> tuple[Path, Plan]:
-            own.replace_requests(part)
-            return own.requests, planned(part, costs, request, drafters)
-
         of = {name: np.flatnonzero(log.group == number) for number, name in enumerate(log.group_names)}
         parts = {name: log.select(which) for name, which in of.items() if len(which)}
-        plan_groups(run, parts, latencies, plan_part)
+        plan_groups(run, parts, latencies, lambda part: planned(part, costs, request, drafters))
     return plan
 
 

@@ -129,12 +129,8 @@ def _plan_groups(run: RunDirectory, record: Accuracies, latencies: LatencyProfil
         raise InvalidInput(f"`for_groups=own` needs a trace with groups, but got a {source.kind}.")
     if run.is_held:
         raise InvalidInput("`for_groups=own` writes to the run directory: search a run, not a trace alone.")
-
-    def plan_part(own: RunDirectory, part: RankTrace) -> tuple[Path, Plan]:
-        own.replace_accuracies(Calibration.from_trace(part), part)
-        return own.trace, plan_trees(part, latencies, request)
-
-    plan_groups(run, group_parts(cast(RankTrace, record)), latencies, plan_part)
+    parts = group_parts(cast(RankTrace, record))
+    plan_groups(run, parts, latencies, lambda part: plan_trees(part, latencies, request))
 
 
 def request_of(

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treeopt.errors import InvalidInput
 from treeopt.growth.grow import grow_products
 from treeopt.growth.source import Source
 from treeopt.latency.rounds import PRECISION
 from treeopt.records.trace import RankTrace
-from treeopt.report.terminal import note
 from treeopt.trees.draft import MOST_ROWS, DDTree, Draft, DynamicTree, pool_size, product_size
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK, GrownTrees, Tree
@@ -126,17 +124,6 @@ def shaped(grown: GrownTrees, size: int, depth: int) -> Tree:
     chain = Tree.chain(depth).paths[1:]
     others = [path for path in grown.family(size).paths[1:size] if path not in chain]
     return tree if tree.depth == depth else Tree.from_choices([*chain, *others[: size - 1 - depth]])
-
-
-def check_sizes(sizes: Sequence[int], families: Sequence[GrownTrees]) -> None:
-    """Name the sizes that no tree has; InvalidInput where none is left."""
-    most = max(map(len, families))
-    beyond = ", ".join(str(size) for size in sorted({*sizes}) if size > most)
-    why = f"at most {most} with {len(families)} heads and the ranks that are known"
-    if beyond and min(sizes) > most:
-        raise InvalidInput(f"`sizes` must be {why}, but got {beyond}.")
-    if beyond:
-        note(f"Not timed: sizes {beyond}, since they must be {why}.")
 
 
 def engine_trees(source: Source, budget: int, *, dynamic: bool) -> list[Draft]:

@@ -23,7 +23,6 @@ from treeopt.pipeline.profile.outcome import check_can_join, finish
 from treeopt.pipeline.profile.placement import (
     Wanted,
     anew_trees,
-    check_sizes,
     engine_trees,
     placed_sizes,
     timing_trees,
@@ -89,7 +88,11 @@ def profile(
         check_drafter(source.meta.get("drafter"), session.drafter_record, "Profile times steps")
     measurement = Measurement(run, session, wanted, source, max_new_tokens, opened)
     if opened is None:
-        check_sizes(wanted.sizes or (), measurement.families)
+        most, heads = max(map(len, measurement.families)), len(measurement.families)
+        if beyond := [size for size in wanted.sizes or () if size > most]:
+            raise InvalidInput(
+                f"`sizes` must be at most {most} with {heads} heads and the ranks that are known, but got {beyond[0]}."
+            )
     if compiled:
         compile_target(session.target)
     runtime: Runtime = {"name": opened.name, "version": opened.version} if opened else session.runtime()
