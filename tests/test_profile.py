@@ -285,7 +285,7 @@ def test_contexts_beyond_the_model_are_refused(session):
 
 def test_sizes_that_no_tree_has_are_refused(run, session):
     one = replace(session, drafter=tiny_heads(session.target, num_heads=1))
-    with pytest.raises(InvalidInput, match="at most 11 with 1 heads .* but got 12"):
+    with pytest.raises(InvalidInput, match=r"at most 11 with 1 heads .* but got 12"):
         timed(run, one, 1, (2, 12, 30))
 
 

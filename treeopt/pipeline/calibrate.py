@@ -27,7 +27,7 @@ from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
 from treeopt.records.merging import WHOLE, Shard, digest, join
-from treeopt.records.origins import Provenance, differing
+from treeopt.records.origins import Provenance, differing, keep_other
 from treeopt.records.pools import USUAL, Counts
 from treeopt.records.probe import Probe
 from treeopt.records.rundir import RunDirectory
@@ -122,11 +122,8 @@ def check_unmeasured(
             differs.append("prompts")
         measured = run.read_probe().meta.get("acceptance") if run.probe.exists() else meta.get("acceptance")
         differs += differing(measured, json.loads(to_json(rule)), "acceptance")
-    if differs:
-        raise InvalidInput(
-            f"{there[0]} is another measurement and is not replaced unasked; they differ in "
-            f"{', '.join(dict.fromkeys(differs))}. Pass another `run`, or `overwrite`."
-        )
+    if there:
+        keep_other(there[0], differs)
 
 
 def first_conversations(session: Session, num_prompts: int) -> tuple[Conversation, ...]:

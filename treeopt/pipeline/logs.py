@@ -24,7 +24,7 @@ from treeopt.files.parameters import Parameter
 from treeopt.files.places import located
 from treeopt.files.storage import sha256_of
 from treeopt.growth.contexts import context_name
-from treeopt.records.origins import Provenance, differing
+from treeopt.records.origins import Provenance, differing, keep_other
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note, progress
@@ -77,12 +77,7 @@ def calibrate_from_logs(run: RunDirectory, asked: Mapping[str, Any], known: Mapp
     }
     for there in () if asked["overwrite"] else run.accuracies():
         meta = run.read_requests().meta if there == run.requests else {}
-        differs = differing({key: meta.get(key) for key in made}, made) if meta else ["what was measured"]
-        if differs:
-            raise InvalidInput(
-                f"{there} is another measurement and is not replaced unasked; they differ in {', '.join(differs)}. Pass "
-                "another `run`, or `overwrite`."
-            )
+        keep_other(there, differing({key: meta.get(key) for key in made}, made) if meta else ["what was measured"])
     chat_template = options.pop("chat_template") is not False
     log = read_requests(file, Tokenizer(folder, chat_template=chat_template) if folder else None, **options)
     origin = replace(Provenance.here(), dataset=file.name, dataset_fingerprint=str(made["log_sha256"]))

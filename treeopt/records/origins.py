@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import Self, TypedDict  # pydantic takes none of typing's before Python 3.12
 
-from treeopt.errors import quoted
+from treeopt.errors import InvalidInput, quoted
 from treeopt.files import storage
 from treeopt.files.fields import NotNegative, Positive, Share
 from treeopt.files.provenance import machine, versions
@@ -210,3 +210,12 @@ def differing(there: Any, here: Any, name: str = "") -> list[str]:
                 differences += differing(there.get(key), here.get(key), f"{name} {key}".strip())
         return differences
     return [] if there == here else [f"{name.replace('_', ' ')} ({quoted(there)} there, {quoted(here)} here)"]
+
+
+def keep_other(file: Path, differs: Iterable[str], remedy: str = "") -> None:
+    """Raise InvalidInput for a file that would be replaced by another measurement, whose differences are given."""
+    if found := ", ".join(dict.fromkeys(differs)):
+        raise InvalidInput(
+            f"{file} is another measurement and is not replaced unasked; they differ in {found}. Pass another `run`, or "
+            f"`overwrite`{remedy}."
+        )

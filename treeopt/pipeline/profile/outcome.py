@@ -4,12 +4,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from treeopt.errors import InvalidInput, TreeoptError, quoted
+from treeopt.errors import TreeoptError, quoted
 from treeopt.files.shell import shell_word
 from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
-from treeopt.records.origins import OURS, Provenance, differing
+from treeopt.records.origins import OURS, Provenance, differing, keep_other
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
@@ -30,13 +30,9 @@ def check_can_join(run: RunDirectory, runtime: Mapping[str, Any], provenance: Pr
     if earlier.info.get("measures") == ANALYTICAL:
         note("The run's profile was computed, not measured; it is replaced.")
         return
-    if differs := differences(earlier, runtime, provenance):
-        name, ours = earlier.runtime.get("name"), runtime.get("name")
-        same = f", or `runtime={shell_word(name)}`, if it is the same" if name and ours not in (name, OURS) else ""
-        raise InvalidInput(
-            f"{run.profile} is a profile of something else and is not replaced unasked; they differ in "
-            f"{', '.join(differs)}. Pass another `run`, or `overwrite`{same}."
-        )
+    name, ours = earlier.runtime.get("name"), runtime.get("name")
+    same = f", or `runtime={shell_word(name)}`, if it is the same" if name and ours not in (name, OURS) else ""
+    keep_other(run.profile, differences(earlier, runtime, provenance), same)
 
 
 def differences(earlier: LatencyProfile, runtime: Mapping[str, Any], provenance: Provenance) -> list[str]:
