@@ -147,8 +147,8 @@ def test_a_time_limit_is_kept_or_what_does_not_fit_is_said_before(limit_s, sizes
     precision = 1e-9 if limit_s < 1e4 else 0.02
     found = time_rounds(Slow(trees, 1), time_limit_s=limit_s, precision=precision, progress=said.append)
     assert said[0] == found.plan
-    assert len(found.trees) == sizes
-    assert {len(tree) for tree in found.trees} >= {2, 21}
+    assert len(found.plan.places) == sizes
+    assert {len(found.trees[place]) for place in found.plan.places} >= {2, 21}
     assert len(found.rounds) >= 3
     assert found.seconds <= 1.2 * max(limit_s, found.plan.warm_up_s + found.plan.least_s)
 
