@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from treeopt.errors import InvalidInput
 from treeopt.growth.replay import replay
 from treeopt.records.trace import End
-from treeopt.runtime.acceptance.rejection import Rejection, SampledChain, accepted_tokens, next_probabilities, reject
+from treeopt.runtime.acceptance.rejection import Rejection, SampledChain, accepted_tokens, next_probabilities
 from treeopt.runtime.acceptance.rules import NoiseStream, Sampling, gumbel_argmax, sequence_key, stream_states, uniforms
 from treeopt.runtime.decode import Setup, decode
 from treeopt.runtime.drafters.draft_model import DraftModel
@@ -80,20 +80,6 @@ def test_what_is_emitted_is_distributed_as_the_target_says(chain, data):
 def test_equal_models_leave_no_residual_and_need_none():
     p = torch.full((1, 2, 4), 0.25, dtype=torch.float64)
     assert next_probabilities(p, p[:, :1], torch.tensor([0])).tolist() == [[0.25] * 4]
-
-
-def test_a_verdict_depends_on_its_place_and_not_on_the_batch():
-    rng = torch.Generator().manual_seed(0)
-    p, q = (torch.randn(20, k, 30, generator=rng, dtype=torch.float64).mul(2).softmax(-1) for k in (4, 3))
-    q = 0.5 * q + 0.5 * p[:, :3]
-    keys, positions = torch.arange(20) % 7, torch.arange(20)
-    drafted = q.argmax(-1)
-    accepted, tokens = reject(p, q, drafted, seed=5, keys=keys, positions=positions)
-    assert set(accepted.tolist()) == {0, 1, 2, 3}
-    for i in range(20):
-        one = slice(i, i + 1)
-        alone = reject(p[one], q[one], drafted[one], seed=5, keys=keys[one], positions=positions[one])
-        assert (int(alone[0]), int(alone[1])) == (int(accepted[i]), int(tokens[i]))
 
 
 # Decoding: against one token after the other, without caches.

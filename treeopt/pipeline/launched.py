@@ -41,8 +41,7 @@ from treeopt.records.rules import rule_of
 from treeopt.records.rundir import LAUNCHED, RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note, progress
-from treeopt.runtime.prompts.asked import first_turn
-from treeopt.runtime.prompts.chat import BLANK_LINE
+from treeopt.runtime.prompts.chat import BLANK_LINE, dialogue
 from treeopt.serving.client import Prompt
 from treeopt.serving.launch import Launcher
 from treeopt.serving.visit import Visit, visited
@@ -251,10 +250,10 @@ def conversations_of(source: Mapping[str, Any]) -> list[Conversation]:
 
 def asked_of(conversations: Iterable[Conversation], source: Mapping[str, Any]) -> list[Prompt]:
     """The first prompt of each as messages, or as a text where the server is to put no template around it."""
-    firsts = [first_turn(conversation.messages) for conversation in conversations]
+    firsts = [dialogue(conversation.messages, ()) for conversation in conversations]
     if source.get("chat_template", True):
-        return list(firsts)
-    return [BLANK_LINE.join(message["content"] for message in first) for first in firsts]
+        return [[{"role": role, "content": text} for role, text in first] for first in firsts]
+    return [BLANK_LINE.join(text for _, text in first) for first in firsts]
 
 
 def _contender(name: str, draft: Draft | None, at: Sequence[Visit], load: Load, entry: PlanEntry) -> Contender:

@@ -73,21 +73,6 @@ def next_probabilities(p: Tensor, q: Tensor, accepted: Tensor) -> Tensor:
     return torch.where(total > 0, residual / total, after)
 
 
-def reject(
-    p: Tensor, q: Tensor, drafted: Tensor, *, seed: int, keys: Tensor, positions: Tensor
-) -> tuple[Tensor, Tensor]:
-    """(b,) how many drafted tokens each row accepts, and the (b,) token behind them.
-
-    keys      : (b,)  of each row's sequence
-    positions : (b,)  of the first drafted token in its sequence, prompt included
-    """
-    places = positions[:, None] + torch.arange(drafted.shape[1], device=drafted.device)
-    noise = uniforms(stream_states(seed, NoiseStream.ACCEPT, keys[:, None], places), 1)[..., 0]
-    accepted = accepted_tokens(p, q, drafted, noise)
-    states = stream_states(seed, NoiseStream.TOKEN, keys, positions + accepted)
-    return accepted, gumbel_argmax(next_probabilities(p, q, accepted).log(), states)
-
-
 class SampledChain(DraftModel):
     """A draft model that draws its chains from its own distribution: guesses of rank 0 only.
 
@@ -194,7 +179,11 @@ class Rejection(Greedy):
         (q, keys, positions), sampling = self.drafter.proposal, self.drafter.sampling
         drafted, p = torch.tensor(tokens, device=logits.device)[:, 1:], sampling.probabilities(logits)
         assert drafted.shape == q.shape[:2], "the proposal is that of this very step"
-        accepted, following = reject(p, q, drafted, seed=sampling.seed, keys=keys, positions=positions)
+        places = positions[:, None] + torch.arange(drafted.shape[1], device=drafted.device)
+        noise = uniforms(stream_states(sampling.seed, NoiseStream.ACCEPT, keys[:, None], places), 1)[..., 0]
+        accepted = accepted_tokens(p, q, drafted, noise)
+        states = stream_states(sampling.seed, NoiseStream.TOKEN, keys, positions + accepted)
+        following = gumbel_argmax(next_probabilities(p, q, accepted).log(), states)
         last = accepted.tolist()  # node n of a chain has depth n
         for chosen, node, token in zip(choices, last, following.tolist(), strict=True):
             chosen[node] = token

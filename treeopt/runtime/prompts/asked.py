@@ -162,13 +162,3 @@ def read_group(record: Mapping[str, Any], group_by: str | None) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)) or not str(value).strip():
         return NO_GROUP
     return str(value).encode("utf-8", "replace").decode()
-
-
-def first_turn(messages: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
-    """The messages up to the first of a user, as a server's chat API takes them; none where no user says anything.
-
-    >>> first_turn([("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello")])
-    [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': 'Hi'}]
-    """
-    end = next((i for i, (role, _) in enumerate(messages, 1) if role == "user"), 0)
-    return [{"role": role, "content": said} for role, said in messages[:end]]
