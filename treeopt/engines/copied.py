@@ -3,7 +3,7 @@
 `treeopt.text.engines` checks the values of options. An engine's file names its drafters and writes them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -18,27 +18,22 @@ KIND = "copied-text"
 EXPORTED = {"arctic": "vllm", "llama.cpp": "llama-cpp"}  # by how a drafter's name begins, what --to calls the engine
 
 
-def refuses(*engines: str) -> Callable[[Ranges[CopiedText], About], str | None]:
-    """The limits of a method: names of its drafters begin with one of ``engines``, and options have their ranges."""
-
-    def fault(served: Ranges[CopiedText], about: About) -> str | None:
-        for *_, draft in served:
-            if len(draft) > 1 and (reason := _fault(draft, engines)):
-                return reason
-        return None
-
-    return fault
+def method(*engines: str, **fields: Any) -> Method:
+    """A method whose drafters' names begin with one of ``engines``, and whose options have the engine's ranges."""
+    limits, refuses = EngineLimits(copies=True), partial(_fault, engines)
+    return Method(name=KIND, drafters=(KIND,), limits=limits, rules=("greedy", "sample"), refuses=refuses, **fields)
 
 
-def _fault(draft: CopiedText, engines: tuple[str, ...]) -> str | None:
-    """Why none of ``engines`` decodes a draft; None if one does. Raises InvalidInput for options that it would refuse."""
-    engine = draft.drafter.partition(":")[0]
-    if engine not in engines:
-        return (
-            f"has no {draft.drafter}, and its own drafters find other text, so the plan's figures do not hold there; export "
-            f"--to {EXPORTED.get(engine, engine)}, or plan anew"
-        )
-    text_drafter(draft.drafter, draft.options)
+def _fault(engines: tuple[str, ...], served: Ranges[CopiedText], about: About) -> str | None:
+    """Why none of ``engines`` decodes the drafts; None if one does. Raises InvalidInput for options that it would refuse."""
+    for draft in (draft for *_, draft in served if len(draft) > 1):
+        engine = draft.drafter.partition(":")[0]
+        if engine not in engines:
+            return (
+                f"has no {draft.drafter}, and its own drafters find other text, so the plan's figures do not hold there; "
+                f"export --to {EXPORTED.get(engine, engine)}, or plan anew"
+            )
+        text_drafter(draft.drafter, draft.options)
     return None
 
 
@@ -59,6 +54,3 @@ def notes_on(draft: Draft) -> list[str]:
         f"It keeps {KINDS[draft.drafter].memory}: the plan's figures hold for a server that is not restarted, and had requests such as "
         "those that were replayed before."
     ]
-
-
-method = partial(Method, name=KIND, drafters=(KIND,), limits=EngineLimits(copies=True), rules=("greedy", "sample"))

@@ -91,6 +91,6 @@ ENGINE = ServingEngine(name="exllamav3", title="ExLlamaV3", package="exllamav3",
            carrier="num_draft_tokens of Generator()", syntax="--draft_model_dir DRAFTER --num_draft_tokens 3",
            derived=("dynamic_draft_tokens = False",), looks_up="from where the longest match, however long, first ended",
            source="turboderp-org/exllamav3 exllamav3/generator/generator.py, exllamav3/model_init.py", write=write),
-    copied.method(write=write_copied, refuses=copied.refuses("exllamav3"), checked="1.6.5", carrier="num_draft_tokens and ngram_match_min of Generator()",
+    copied.method("exllamav3", write=write_copied, checked="1.6.5", carrier="num_draft_tokens and ngram_match_min of Generator()",
                   syntax="--ngram_match_min 3 --num_draft_tokens 8", source="turboderp-org/exllamav3 exllamav3/generator/generator.py, exllamav3/model_init.py"),
 ))  # fmt: skip

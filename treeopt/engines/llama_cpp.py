@@ -232,7 +232,7 @@ ENGINE = ServingEngine(name="llama-cpp", title="llama.cpp", package="llama-cpp-p
            wider="would draft no more than the block, with a warning in its log",
            versions="current; older builds have --draft-max and --draft-min, and no --spec-type",
            source="ggml-org/llama.cpp common/arg.cpp, common/speculative.cpp, common/ngram-map.cpp", write=write),
-    copied.method(refuses=copied.refuses("llama.cpp"), write=write_copied, checked="llama-cpp-python 0.3.36 (0c1e570)", carrier="--spec-type, and options of the types",
+    copied.method("llama.cpp", write=write_copied, checked="llama-cpp-python 0.3.36 (0c1e570)", carrier="--spec-type, and options of the types",
                   syntax="--spec-type ngram-mod --spec-ngram-mod-n-match 16",
                   source="ggml-org/llama.cpp common/arg.cpp, common/speculative.cpp"),
 ))  # fmt: skip

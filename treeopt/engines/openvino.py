@@ -96,6 +96,6 @@ ENGINE = ServingEngine(name="openvino", title="OpenVINO GenAI", package="openvin
            derived=("num_assistant_tokens = rows - 1 >= tree_depth", "KV_CACHE_PRECISION = INFERENCE_PRECISION_HINT = f32")),
     method(name="prompt-lookup", drafters=("ngram",), rules=("greedy", "sample"), carrier=PROMPT_LOOKUP,
            syntax='{"num_assistant_tokens": 3, "max_ngram_size": 3}', derived=("max_ngram_size = 3",), looks_up=EARLIEST),
-    copied.method(write=write_copied, refuses=copied.refuses("openvino"), checked="2026.4.1.0", carrier=PROMPT_LOOKUP,
+    copied.method("openvino", write=write_copied, checked="2026.4.1.0", carrier=PROMPT_LOOKUP,
                   syntax='{"num_assistant_tokens": 8, "max_ngram_size": 3}', source=SOURCE),
 ))  # fmt: skip

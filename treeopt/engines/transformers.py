@@ -91,6 +91,6 @@ ENGINE = ServingEngine(name="transformers", title="transformers", package="trans
     Method(name="prompt-lookup", checked="5.23.0", drafters=("ngram",), rules=("greedy", "sample"), max_batch_size=1,
            carrier="generation_config.json, or arguments of generate()", syntax='{"prompt_lookup_num_tokens": 3}',
            derived=("max_matching_ngram_size = 3",), looks_up=EARLIEST, source=SOURCE, write=write_lookup),
-    copied.method(refuses=copied.refuses("transformers"), write=write_copied, checked="5.23.0", max_batch_size=1, carrier="generation_config.json, or arguments of generate()",
+    copied.method("transformers", write=write_copied, checked="5.23.0", max_batch_size=1, carrier="generation_config.json, or arguments of generate()",
                   syntax='{"prompt_lookup_num_tokens": 8, "max_matching_ngram_size": 3}', source=SOURCE),
 ))  # fmt: skip

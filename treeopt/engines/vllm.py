@@ -310,7 +310,7 @@ ENGINE = ServingEngine(name="vllm", title="vLLM", package="vllm", server="vllm s
     Method(name="suffix", checked="0.33.0", drafters=("suffix",), rules=("greedy", "sample"), carrier=CONFIG,
            syntax='{"method": "suffix", "num_speculative_tokens": 3}',
            source="vllm-project/vllm vllm/config/speculative.py, vllm/config/vllm.py", write=write),
-    copied.method(refuses=copied.refuses("vllm", "arctic"), write=write_copied, checked="0.33.0, arctic-inference 0.1.1", carrier="--speculative-config",
+    copied.method("vllm", "arctic", write=write_copied, checked="0.33.0, arctic-inference 0.1.1", carrier="--speculative-config",
                   syntax='{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}',
                   source="vllm-project/vllm vllm/config/speculative.py, snowflakedb/ArcticInference arctic_inference/vllm/config.py"),
     Method(name="medusa", checked="0.32.0", drafters=("medusa",), rules=("greedy", "sample"), carrier=CONFIG,
