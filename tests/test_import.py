@@ -134,7 +134,7 @@ REFUSED = [
     ("x.pt", [HITS.T[:2], HITS[:1].T[:5].T], {}, "as many candidates"),
     ("x.pt", [torch.tensor([[1.5]])], {}, "other numbers"),
     ("x.pt", [HITS[:0]], {}, "must have rows"),
-    ("x.pt", [torch.ones(2, 9).bool()], {}, "look cumulative"),
+    ("x.pt", [torch.ones(2, 9).bool()], {}, "or its hits are cumulative"),
     ("x.pt", [torch.tensor([[1, 1, 0], [0, 0, 1]])], {}, "transposed"),
     ("x.pt", {"a": HITS, "b": HITS}, {}, "number its heads"),
     ("x.pt", ["text"], {}, "plain tensors"),

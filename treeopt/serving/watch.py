@@ -22,11 +22,11 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from treeopt.engines.measured.exposition import Series, is_exposition, series_of
+from treeopt.engines.measured.files import load_file
 from treeopt.engines.measured.survival import MOST_DRAFTS
-from treeopt.errors import InvalidInput, TreeoptError, Unsupported, first_line
-from treeopt.files.bounds import limit_rows, loads
+from treeopt.errors import InvalidInput, TreeoptError, Unsupported
 from treeopt.files.parameters import Count, Positive
-from treeopt.files.storage import document, read_text, schema, typed
+from treeopt.files.storage import document, schema, typed
 from treeopt.records.bootstrap import conversation_draws, interval95
 from treeopt.records.calibration import Calibration
 from treeopt.records.estimate import Estimate
@@ -190,15 +190,8 @@ def counts_of(text: str, engine: str, source: object) -> dict[Series, float]:
 
 def read_scrapes(path: Path) -> list[Scrape]:
     """The scrapes of a file of scrapes in JSON lines; InvalidInput where it holds something else."""
-    try:
-        rows = [loads(line) for line in limit_rows(read_text(path).splitlines(), path)]
-    except InvalidInput:
-        raise
-    except ValueError as error:
-        raise InvalidInput(
-            f"{path} must have a scrape in JSON in every line, but has other: {first_line(error)}."
-        ) from None
-    return typed(list[Scrape], rows, path)
+    content = load_file(path) or [None]
+    return typed(list[Scrape], content if isinstance(content, list) else [content], path)
 
 
 @dataclass(frozen=True)

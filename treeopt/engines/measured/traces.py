@@ -81,10 +81,9 @@ def check_hits(tables: list[NDArray[Any]], path: Path) -> list[BoolArray]:
         raise InvalidInput(f"{path} must hold hits, true or false, but it holds other numbers.")
     hits, shapes = [table.astype(bool) for table in tables], [table.shape for table in tables]
     if any((table.sum(1) > 1).any() for table in hits):
-        turned = all((table.sum(0) <= 1).all() for table in hits)
         raise InvalidInput(
-            f"{path} must hold tables of rows x candidates with one hit a row at most, but {shapes[0]} "
-            + ("looks transposed: turn the tables round." if turned else "has several: its hits look cumulative.")
+            f"{path} must hold tables of rows x candidates with one hit a row at most, but a row of {shapes[0]} has several: "
+            "they are transposed, or its hits are cumulative."
         )
     candidates = {shape[1] for shape in shapes}
     if any(0 in shape for shape in shapes) or len(candidates) > 1 or max(candidates) > MOST_RANK:
