@@ -15,6 +15,7 @@ from pathlib import Path
 from treeopt.arms import lexicon
 from treeopt.arms.arm import Arms
 from treeopt.arms.columns import (
+    Number,
     Words,
     axes_of,
     bare,
@@ -30,6 +31,7 @@ from treeopt.arms.grids import RULE, Grid, grid_at, lines_of
 from treeopt.arms.headers import columns_of
 from treeopt.errors import InvalidInput, meant, quoted
 
+Figure = tuple[Words, tuple[Number, ...] | None]  # of a column; None where its cell says that it cannot run
 GROUPS = ("model", "dataset", "concurrency")  # axes whose cells may stand once for several rows
 PLACES = ("model", "dataset", "drafter")  # axes that are words
 ASIDE = ("prompts", "repeats", "seconds")  # figures that make no arm alone
@@ -135,11 +137,16 @@ class _Reader:
         context = self.context
         axes: dict[str, str] = {}
         note = context.get("note", "")
-        figures = []
+        figures: list[Figure] = []
         for column, cell in zip(columns, cells, strict=True):
             try:
-                if column.measures and column.measures != ("ignore",):
-                    figures.append((column, cell, figures_of(column.measures, cell, comma)))
+                if column.measures and column.measures != ("ignore",) and lexicon.CANNOT.match(cell):
+                    self.notes.append(
+                        f"Line {line}, column {quoted(column.text)} says {quoted(cell)}: left out as not runnable."
+                    )
+                    figures.append((column, None))
+                elif column.measures and column.measures != ("ignore",):
+                    figures.append((column, figures_of(column.measures, cell, comma)))
                 elif column.axis == "note":
                     note += f"; {cell}"
                 elif lexicon.SUMMARY.fullmatch(cell) and column.axis not in ("k", "concurrency", "ignore", "summary"):
@@ -159,28 +166,16 @@ class _Reader:
         tree = [axes.get("k", ""), axes.pop("topk", ""), axes.pop("rows", "")]
         if all(map(str.isdecimal, tree)):
             axes |= tree_axes(*map(int, tree))
-        rows: dict[tuple[tuple[str, str], ...], Row] = {}
-        left_out = set()
-        is_wide = any(column.axes for column, _, _ in figures)
-        shared = [(column, numbers) for column, _, numbers in figures if is_wide and not column.axes]
-        for column, cell, numbers in figures:
-            key = tuple(sorted(column.axes.items()))
-            if is_wide and not column.axes:
-                continue
-            if key not in rows:
-                rows[key] = Row(
-                    _joined(_joined(context, axes), column.axes), note, f"{self.path} line {line}", self.tables
-                )
-            if lexicon.CANNOT.match(cell):
-                self.notes.append(
-                    f"Line {line}, column {quoted(column.text)} says {quoted(cell)}: left out as not runnable."
-                )
-                left_out.add(key)
-            rows[key].take(_shared_name(column), column.measures, numbers)
-        for row in rows.values():
-            for column, numbers in shared:
-                row.take(column.text, column.measures, numbers)
-        self.rows += [row for key, row in rows.items() if key not in left_out]
+        sets: dict[tuple[tuple[str, str], ...], list[Figure]] = {}
+        for figure in figures:
+            sets.setdefault(tuple(sorted(figure[0].axes.items())), []).append(figure)
+        shared = sets.pop((), []) if len(sets) > 1 else []
+        for set_axes, own in sets.items():
+            row = Row(_joined(_joined(context, axes), dict(set_axes)), note, f"{self.path} line {line}", self.tables)
+            for column, numbers in [*own, *shared]:
+                row.take(_shared_name(column), column.measures, numbers or ())
+            if all(numbers is not None for _, numbers in own):
+                self.rows.append(row)
 
     def line(self, number: int, text: str) -> None:
         """Take the figures of a bullet or of a line of names and values; any other short line is a heading."""
