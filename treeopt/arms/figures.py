@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from treeopt.arms.arm import OFF, Arm, Arms, Unit
 from treeopt.arms.columns import Number
+from treeopt.arms.groups import crossed
 from treeopt.arms.lexicon import PER_REQUEST, UNNAMED
 from treeopt.errors import InvalidInput, quoted
 from treeopt.files.fields import adapter, first_error
@@ -323,20 +324,18 @@ def _about(rows: Sequence[Row], notes: list[str]) -> list[dict[str, str]]:
     for cell, group in cells.items():
         heeded.add((cell, "engine"))  # by which its launch line is written
         for axis in dict.fromkeys(axis for row in group for axis in row.axes):
-            arms: dict[object, set[str]] = defaultdict(set)
-            for row in group:
-                if axis in row.axes:
-                    arms[row.drafter, row.k, row.concurrency].add(row.axes[axis])
-            values = set().union(*arms.values())
-            is_crossed = max(map(len, arms.values())) > 1 and len(values) <= max(2, len(group) / 2)
-            if axis in CELL or axis in UNHEEDED or len(values) < 2:
+            if axis in CELL or axis in UNHEEDED:
                 continue
-            if is_crossed or not axis.startswith("?"):
+            values, is_crossed = crossed(
+                ((row.drafter, row.k, row.concurrency), row.axes[axis]) for row in group if axis in row.axes
+            )
+            if len(values) < 2:
+                continue
+            if not axis.startswith("?") or (is_crossed and len(values) <= max(2, len(group) / 2)):
                 heeded.add((cell, axis))
             elif axis not in ("?label", "?heading"):
-                name = axis[1:]
                 notes.append(
-                    f'Column {quoted(name)} was not used. If arms may differ in it: --column "{name}=context".'
+                    f'Column {quoted(axis[1:])} was not used. If arms may differ in it: --column "{axis[1:]}=context".'
                 )
     notes[:] = dict.fromkeys(notes)
     return [{axis.lstrip("?"): row.axes[axis] for axis in row.axes if (row.cell, axis) in heeded} for row in rows]

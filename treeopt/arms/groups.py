@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -95,16 +95,18 @@ def apart(arms: Sequence[Arm]) -> tuple[list[Arm], list[str]]:
 
 def _sets_apart(name: str, arms: Sequence[Arm]) -> bool:
     """Whether a condition differs; one that only says more of each drafter and length does not set arms apart."""
-    values: dict[object, set[str]] = defaultdict(set)
-    for arm in arms:
-        if name in arm.about:
-            values[arm.setting].add(arm.about[name])
-    number = len(set().union(*values.values()))
-    if number < 2 or (
-        name not in CONDITIONS and number > max(4, len(arms) / 2)
-    ):  # a figure of each arm is no condition
-        return False
-    return name in CONDITIONS or any(len(of_setting) > 1 for of_setting in values.values())
+    values, is_crossed = crossed((arm.setting, arm.about[name]) for arm in arms if name in arm.about)
+    if name in CONDITIONS:
+        return len(values) > 1
+    return is_crossed and len(values) <= max(4, len(arms) / 2)  # else it is a figure of each arm
+
+
+def crossed(pairs: Iterable[tuple[Hashable, str]]) -> tuple[set[str], bool]:
+    """The values at which settings were run, and whether one of them was run at several."""
+    values = defaultdict(set)
+    for setting, value in pairs:
+        values[setting].add(value)
+    return set().union(*values.values()), any(len(of_setting) > 1 for of_setting in values.values())
 
 
 def _levelled(arms: Sequence[Arm]) -> list[Arm]:
