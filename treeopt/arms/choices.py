@@ -62,30 +62,25 @@ class Decided:
         return max(worth, key=lambda pair: pair[1].gain, default=None)
 
     def document(self) -> dict[str, object]:
-        cells = [(posterior, i) for posterior in self.posteriors for i in range(len(posterior.arms))]
-        estimates: list[dict[str, object]] = [
-            {
-                **_cell(p.arms[i]),
-                **_setting(p.arms[i]),
-                "tokens_per_s": _figure(p.throughput(i)),
-                "run": bool(p.arms[i].tokens_per_s),
-            }
-            for p, i in cells
+        estimates = [
+            {**_arm(arm), "tokens_per_s": _figure(posterior.throughput(i)), "run": bool(arm.tokens_per_s)}
+            for posterior in self.posteriors
+            for i, arm in enumerate(posterior.arms)
         ]
         return {
             "schema": schema("decision"),
             "decisions": [_decision(choice) for choice in self.choices],
             "estimates": estimates,
             "steps": [_step(step) for step in self.steps],
-            "next_run": self.next_run and {**_cell(self.next_run[0].arm), **_run(*self.next_run)},
+            "next_run": self.next_run and {**_arm(self.next_run[0].arm), **_run(*self.next_run)},
             "broken": [{"drafter": drafter, "why": why} for drafter, why in self.broken.items()],
             "meanings": dict(self.meanings),
             "notes": list(map(spoken, self.notes)),
         }
 
 
-def _cell(arm: Arm) -> dict[str, object]:
-    return {"model": arm.model, "dataset": arm.dataset, "concurrency": arm.concurrency}
+def _arm(arm: Arm) -> dict[str, object]:
+    return {"model": arm.model, "dataset": arm.dataset, "concurrency": arm.concurrency, **_setting(arm)}
 
 
 def _setting(arm: Arm) -> dict[str, object]:
@@ -102,8 +97,7 @@ def _decision(choice: Choice) -> dict[str, object]:
         i, chance = choice.predicted
         predicted = {**_setting(posterior.arms[i]), "tokens_per_s": _figure(posterior.throughput(i)), "chance": chance}
     return {
-        **_cell(choice.arm),
-        **_setting(choice.arm),
+        **_arm(choice.arm),
         "tokens_per_s": _figure(choice.throughput),
         "over_off": _figure(choice.over_off),
         "tied_with": [_setting(posterior.arms[i]) for i in choice.tied],
@@ -113,40 +107,27 @@ def _decision(choice: Choice) -> dict[str, object]:
 
 
 def _run(choice: Choice, run: NextRun) -> dict[str, object]:
-    arm = choice.posterior.arms[run.arm]
-    return {
-        **_setting(arm),
-        "prompts": prompts_of(choice),
-        "minutes": minutes_of(choice, run),
-        "gain": run.gain,
-        "chance": run.chance,
-    }
+    setting = _setting(choice.posterior.arms[run.arm])
+    size = {"prompts": prompts_of(choice), "minutes": minutes_of(choice, run)}
+    return {**setting, **size, "gain": run.gain, "chance": run.chance}
 
 
 def prompts_of(choice: Choice) -> int | None:
     """Prompts of a run like those of the cell; None where it does not say how many they were."""
-    return max(
-        (arm.prompts for arm in map(choice.posterior.arms.__getitem__, choice.cell) if arm.prompts), default=None
-    )
+    return max((prompts for i in choice.cell if (prompts := choice.posterior.arms[i].prompts)), default=None)
 
 
 def minutes_of(choice: Choice, run: NextRun) -> float | None:
     """Minutes that a run takes by those of the cell, whose answers it has at another speed; None where none is known."""
     arms = [choice.posterior.arms[i] for i in choice.cell]
     tokens = [arm.seconds * arm.tokens_per_s for arm in arms if arm.seconds and arm.tokens_per_s]
-    if not tokens:
-        return None
-    return float(np.mean(tokens)) / choice.posterior.throughput(run.arm) / 60
+    return float(np.mean(tokens)) / choice.posterior.throughput(run.arm) / 60 if tokens else None
 
 
 def _step(step: StepParts) -> dict[str, object]:
-    parts = {name: getattr(step, name) for name in ("plain_ms", "fixed_ms", "per_guess_ms", "step_ms")}
-    parts["break_even_tokens_per_step"] = step.break_even_tokens
-    return {
-        **_cell(step.served),
-        "drafter": step.served.drafter,
-        **{name: _figure(part) for name, part in parts.items()},
-    }
+    parts = {name: _figure(getattr(step, name)) for name in ("plain_ms", "fixed_ms", "per_guess_ms", "step_ms")}
+    arm = {name: value for name, value in _arm(step.served).items() if name != "k"}
+    return {**arm, **parts, "break_even_tokens_per_step": _figure(step.break_even_tokens)}
 
 
 def decide_arms(
