@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from sys import argv
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,7 +48,6 @@ from treeopt.report.figures.style import (
     sentence,
     size_axis,
     to_bytes,
-    wrap,
 )
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def draw_roofline(data: RooflineData, figure: Figure | None = None) -> Figure:
     groups = _groups(data)
     for letter, (_, x, y) in zip("ABCDEFGH", groups, strict=False):
         last.annotate(letter, (x, y), (7, 0), textcoords="offset points", va="center", weight="bold")
-    key = [f"{letter}  {wrap(', '.join(names), 30)}" for letter, (names, _, _) in zip("ABCDEFGH", groups, strict=False)]
+    key = [f"{letter}  {fill(', '.join(names), 30)}" for letter, (names, _, _) in zip("ABCDEFGH", groups, strict=False)]
     last.text(
         0.97,
         0.04,

@@ -50,7 +50,7 @@ def option(batch_size: int, throughput: list[float], tied: list[int]) -> tuple[T
 def test_ranges_are_the_fewest_that_tied_trees_allow(cases):
     pairs = [option(2**i, list(t), sorted(tied)) for i, (t, tied) in enumerate(cases)]
     options, selections = [c for c, _ in pairs], [s for _, s in pairs]
-    found = schedule_of(options, selections)
+    found = schedule_of(pairs)
     chosen = [s.chosen for s in selections]
     allowed = [{i for i, key in enumerate(chosen) if key in s.tied} for s in selections]  # entries by option
     assert [part.first for part in found] == sorted({1, *(part.first for part in found)})
@@ -290,5 +290,5 @@ def test_what_there_is_against_a_mix_is_of_the_mix():
 
 def test_two_far_batch_sizes_are_no_more_work():
     pairs = [option(1, [1.0, 1.1, 1.2, 1.3], []), option(10**9, [1.3, 1.2, 1.1, 1.0], [])]
-    _, second = schedule_of([c for c, _ in pairs], [s for _, s in pairs])
+    _, second = schedule_of(pairs)
     assert 1 < second.first <= 10**9

@@ -60,7 +60,7 @@ def plan_trees(record: Accuracies, profile: LatencyProfile | None = None, reques
     alone: list[Figure | None] = [None] * len(tables)
     if mix is None:
         selections = select_all(tables)
-        schedule = schedule_of(tables, selections)
+        schedule = schedule_of(list(zip(tables, selections, strict=True)))
     else:
         alone = [figure_of(table, select(table).chosen) for table in tables]
         tables = common(tables)
@@ -100,27 +100,22 @@ def plan_text(
 
     Raises OutOfRange where the latency of no setting is known.
     """
-    tables, unpriced = dict[str, list[Table]](), list[str]()
+    choices, figures, unpriced = dict[str, list[tuple[Table, Selection]]](), dict[str, list[Figure]](), list[str]()
     for drafter, tried in settings.items():
-        tables[drafter] = text_tables(tried, request, costs)
-        if bare := [table.batch_size for table in tables[drafter] if len(table.candidates) == 1]:
+        tables = text_tables(tried, request, costs)
+        if bare := [table.batch_size for table in tables if len(table.candidates) == 1]:
+            most = costs[bare[-1]].reach[0]
             unpriced.append(
-                f"At batch size {bare[-1]} every setting of {drafter} verifies more than the {costs[bare[-1]].reach[0]} rows that "
-                "were timed."
+                f"At batch size {bare[-1]} every setting of {drafter} verifies more than the {most} rows that were timed."
             )
-            del tables[drafter]
-    if not tables:
+            continue
+        choices[drafter] = list(zip(tables, select_all(tables), strict=True))
+        figures[drafter] = [figure_of(table, selection.chosen) for table, selection in choices[drafter]]
+    if not figures:
         raise OutOfRange(f"{' '.join(unpriced)} Time larger sizes.")
-    selections = {drafter: select_all(each) for drafter, each in tables.items()}
-    figures = {
-        drafter: [
-            figure_of(table, selection.chosen) for table, selection in zip(each, selections[drafter], strict=True)
-        ]
-        for drafter, each in tables.items()
-    }
     best = max(figures, key=lambda drafter: prod(figure.rate for figure in figures[drafter]))
     entries = []
-    for i, (table, selection) in enumerate(zip(tables[best], selections[best], strict=True)):
+    for i, (table, selection) in enumerate(choices[best]):
         others = {drafter: each[i] for drafter, each in figures.items() if drafter != best}
         entry = text_entry(table, selection, log, usual=usual.get(best), others=others)
         left_out = [f"{sentence} It is left out." for sentence in unpriced]
@@ -128,7 +123,7 @@ def plan_text(
     profile = next((cost.profile for cost in costs.values()), None)
     return Plan(
         entries=tuple(entries),
-        schedule=schedule_of(tables[best], selections[best]),
+        schedule=schedule_of(choices[best]),
         objective="replay",
         drafter={"kind": KIND, "id": best},
         constraint=Constraint(budget=request.limits.budget, engine=request.engine),
@@ -162,18 +157,17 @@ def _useful(limits: Limits, source: Source, costs: Mapping[int, StepCosts]) -> L
     return replace(limits, max_depth=depth, budget=min(limits.budget, max(most, LEAST_GROWN)))
 
 
-def schedule_of(tables: Sequence[Table], selections: Sequence[Selection]) -> list[BatchRange]:
-    """The fewest ranges of batch sizes, where entry i is what was selected of tables[i].
+def schedule_of(choices: Sequence[tuple[Table, Selection]]) -> list[BatchRange]:
+    """The fewest ranges of batch sizes, where entry i is what was selected of the i-th table.
 
     The draft of the largest batch size that was searched serves all larger ones too, that of the smallest all smaller ones.
     Without latencies the sizes between two belong to the smaller one.
     """
-    chosen = [table.candidates[selection.chosen] for table, selection in zip(tables, selections, strict=True)]
-    losses = [_losses(table, selection, chosen) for table, selection in zip(tables, selections, strict=True)]
-    ranges = _fewest(losses)
+    chosen = [table.candidates[selection.chosen] for table, selection in choices]
+    ranges = _fewest([_losses(table, selection, chosen) for table, selection in choices])
     begins = [1]
     for (_, before), (first, after) in pairwise(ranges):
-        begins.append(_change(tables[first - 1], tables[first], chosen[before], chosen[after]))
+        begins.append(_change(choices[first - 1][0], choices[first][0], chosen[before], chosen[after]))
     ends = [*(begin - 1 for begin in begins[1:]), None]
     return [
         BatchRange(first=begin, last=end, entry=entry)

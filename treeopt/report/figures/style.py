@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import re
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -72,23 +71,8 @@ def blank(width: float = SIZE_INCHES[0], height: float = SIZE_INCHES[1]) -> Figu
 
 def heading(figure: Figure, title: str, caption: str) -> None:
     """The title above everything, and what was measured below everything, as wide as the figure."""
-    width = figure.get_figwidth()
-    figure.suptitle(wrap(title, int(width * 11)), x=0.01, ha="left", fontsize=10, weight="bold")
-    figure.supxlabel(wrap(caption, int(width * 19)), x=0.01, ha="left", fontsize=6.5, color="#555555")
-
-
-def wrap(text: str, most: int) -> str:
-    """Lines of up to ``most`` characters, broken after the dots between parts where there are any, and where parts are long.
-
-    >>> wrap("48 sequences · some long model, bfloat16", 32).splitlines()
-    ['48 sequences ·', 'some long model, bfloat16']
-    >>> wrap("one · a part that fits no line", 16).splitlines()
-    ['one · a part', 'that fits no', 'line']
-    """
-    if " · " in text:
-        parts = text.split(" · ")
-        text = "\xa0· ".join(part.replace(" ", "\xa0") if len(part) + 2 <= most else part for part in parts)
-    return textwrap.fill(text, most, break_on_hyphens=False).replace("\xa0", " ")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10, weight="bold", wrap=True)
+    figure.supxlabel(caption, x=0.01, ha="left", fontsize=6.5, color="#555555", wrap=True)
 
 
 def series(i: int) -> Look:
