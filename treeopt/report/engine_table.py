@@ -37,12 +37,7 @@ def records(engines: Mapping[str, ServingEngine]) -> list[dict[str, object]]:
 
 
 def limits(method: Method) -> str:
-    """The bounds of a tree or chain beside its shape.
-
-    >>> from treeopt.engines.registry import ENGINES
-    >>> limits(ENGINES["tgi"].methods[0])
-    '–'
-    """
+    """The bounds of a tree or chain beside its shape."""
     bounds = {**vars(method.limits), "max_batch_size": method.max_batch_size}
     return ", ".join(f"{word} ≤ {bounds[name]}" for name, word in LIMITS.items() if bounds[name] is not None) or NONE
 

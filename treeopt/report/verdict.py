@@ -143,9 +143,11 @@ def weighed(bench: Benchmark) -> tuple[list[str], list[str]]:
             continue
         if over.high < 1:
             against.append(f"{what} loses against {name}: it decodes {times(over)} as fast.")
-        elif over.low <= 1 and rival.name in (PUBLISHED, "chain") and not bench.engine:
+        elif bench.engine or rival.name not in (PUBLISHED, "chain"):
+            continue
+        elif over.low <= 1:
             ties.append(f"{what} is not shown to be faster than {name}: it decodes {times(over)} as fast.")
-        elif over.low > 1 and rival.name in (PUBLISHED, "chain") and not bench.engine:
+        else:
             faster = "faster than" if rival.stopped else f"{times(over)} as fast as"
             won.append(f"{subject(bench)} is {faster} {name}{f' of {rival.size} rows' * (rival.name == PUBLISHED)}.")
     return against, ties + won
