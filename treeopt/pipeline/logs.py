@@ -127,7 +127,7 @@ def read_requests(
                 tokens += len(prompt) + len(answer)
                 ids = np.array([*prompt, *answer], np.int32)
                 group = groups.setdefault(name, len(groups))
-                found.append(Row(ids, len(prompt), group, limit, *one.times, begun, keys))
+                found.append(Row(ids, len(prompt), group, limit, one.begin_s, begun, keys))
             if tokens > MOST_TOKENS:
                 raise InvalidInput(f"`from_logs` may have {MOST_TOKENS:,} tokens, but has more: keep a part of it.")
     check_columns(rows.name, columns, {"`group_by`": None if group_by == CONTEXT else group_by})
@@ -165,18 +165,17 @@ class Row(NamedTuple):
     group: int
     limit: int
     begin_s: float
-    end_s: float
     begun: list[int]
     keys: tuple[int, int]
 
 
 def log_of(rows: Sequence[Row], group_names: Sequence[str]) -> RequestLog:
     """The record of some requests, in the order in which they were asked."""
-    times = {name: np.array([getattr(row, name) for row in rows]) for name in ("begin_s", "end_s")}
-    timed = next((name for name, seconds in times.items() if np.isfinite(seconds).all()), None)
-    order = np.argsort(times[timed], kind="stable") if timed else np.arange(len(rows))
+    begins = np.array([row.begin_s for row in rows])
+    is_timed = bool(np.isfinite(begins).all())
+    order = np.argsort(begins, kind="stable") if is_timed else np.arange(len(rows))
     late = int((np.maximum.accumulate(order) > order).sum())
-    meta = {"group_names": list(group_names), "order": timed or "file", "late": late}
+    meta = {"group_names": list(group_names), "order": "begin_s" if is_timed else "file", "late": late}
     asked = [rows[r] for r in order.tolist()]
     starts = np.cumsum([0, *(len(row.tokens) for row in asked)])
     tokens = np.concatenate([row.tokens for row in asked])

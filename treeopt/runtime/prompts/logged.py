@@ -55,6 +55,7 @@ class LoggedRequest:
     options      : what the request gave the chat template besides
     conversation : the value of a column that names it
     was_cut      : whether the limit ended the answer
+    begin_s      : when it was asked; NaN where that is not known
     counted      : tokens of the answer as the server counted them; 0 where it did not
     """
 
@@ -65,7 +66,7 @@ class LoggedRequest:
     answer_ids: array[int] | None = None
     options: Row = field(default_factory=dict)
     limit: int = 0
-    times: tuple[float, float] = (math.nan, math.nan)
+    begin_s: float = math.nan
     conversation: str | None = None
     was_cut: bool = False
     counted: int = 0
@@ -161,7 +162,7 @@ def _request(choice: list[Row], row: list[Row], column: str | None, responses: s
         answer_ids,
         options={**options, "tools": _first(said, ("tools",), list)[1]},
         limit=min(MOST, max(0, int(_number(*_first(said, LIMITS))))),
-        times=_times(said),
+        begin_s=_begin_s(said),
         conversation=None if named is None else str(named),
         was_cut=(why.get("type") if isinstance(why, dict) else why) in LIMITED,
         counted=_first(usage, ("completion_tokens", "output_tokens"), int)[1] or 0,
@@ -228,15 +229,13 @@ def _ids(name: str, value: Any) -> array[int] | None:
     return array("i", value)
 
 
-def _times(said: Row) -> tuple[float, float]:
-    """When it was asked and when answered [s]; NaN where that is not known."""
-    begin, end = (_time(*_first(said, names)) for names in (BEGINS, ENDS))
-    name, took = _first(said, SPANS)
-    span = math.nan if took is None else _number(name, took)
-    begin, end = end - span if math.isnan(begin) else begin, begin + span if math.isnan(end) else end
-    if end < begin:
-        raise ValueError(f"it ends {begin - end:g} s before it begins")
-    return begin, end
+def _begin_s(said: Row) -> float:
+    """When it was asked [s], or when it was answered less what that took; NaN where that is not known."""
+    begin = _time(*_first(said, BEGINS))
+    if math.isnan(begin):
+        name, took = _first(said, SPANS)
+        begin = _time(*_first(said, ENDS)) - (math.nan if took is None else _number(name, took))
+    return begin
 
 
 def _time(name: str, value: Any) -> float:
