@@ -33,7 +33,9 @@ LAYOUTS = {  # where config.json says what, and the prefixes of tensors: (of the
 
 
 def config_in(layout: str, heads: Eagle3Heads) -> dict[str, object]:
-    form, layer = heads.form, {**LAYER, "rope_theta": 77.0}
+    form, config = heads.form, heads.layer.config
+    counts = {key: getattr(config, key) for key in ("num_hidden_layers", "num_key_value_heads")}
+    layer = {**LAYER, **counts, "rope_theta": 77.0}
     told = {
         "draft_vocab_size": heads.draft_vocab_size,
         "norm_before_residual": form.before_residual,
@@ -52,7 +54,8 @@ def config_in(layout: str, heads: Eagle3Heads) -> dict[str, object]:
             "eagle_config": {**flags, "use_aux_hidden_state": True},
         }
     if layout == "speculators":
-        kind = {"model_type": "qwen3" if form.head_norms else "llama", "layer_types": ["full_attention"]}
+        kinds = ["full_attention"] * config.num_hidden_layers
+        kind = {"model_type": "qwen3" if form.head_norms else "llama", "layer_types": kinds}
         nested = {"transformer_layer_config": {**layer, **kind}, "target_hidden_size": None}
         return {"speculators_model_type": "eagle3", **nested, **flags}
     return {**layer, "architectures": ["LlamaForCausalLMEagle3"], **flags}

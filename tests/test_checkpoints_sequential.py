@@ -105,18 +105,6 @@ def test_a_published_checkpoint_comes_back_byte_for_byte(published, model, tmp_p
         same_bytes(dict(again.heads.state_dict()), dict(loaded.heads.state_dict()))
 
 
-@pytest.mark.parametrize("kind", ["hydra", "eagle-1"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_heads_survive_their_file(kind, dtype, model, tmp_path):
-    heads = random_heads(kind, model).to(dtype)
-    for layout in layouts_of(kind):
-        save_heads(heads, layout, tmp_path / layout, base="a/base")
-        loaded = with_target(tmp_path / layout, model)
-        assert {"'", "input"}.isdisjoint(" ".join(loaded.notes).split())  # nothing but what is always told
-        same_bytes(dict(loaded.heads.state_dict()), dict(heads.state_dict()))
-        assert (loaded.base, loaded.heads.num_layers) == ("a/base", heads.num_layers)
-
-
 def test_conversions_stay_within_a_kind(published, model, tmp_path):
     for layout in WRITTEN:
         options = {"base": "a/base", "lm_head": model.lm_head.weight}

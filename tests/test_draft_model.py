@@ -4,7 +4,6 @@ import random
 import shutil
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
 
 from .conftest import CONTEXT, VOCABULARY, tiny_model
-from .slow_drafters import check_row, slow_model
+from .slow_drafters import slow_model
 
 CPU = torch.device("cpu")
 KINDS = ["llama", "llama-eager", "qwen3", "mistral"]
@@ -66,26 +65,6 @@ def test_a_proposal_takes_one_pass_per_level():
     assert drafter.model.passes == 0
     draft.propose(TreeTensors.of(tree, CPU), torch.tensor([7, 8]))
     assert drafter.model.passes == tree.depth
-
-
-def test_a_long_row_beside_one_with_more_to_feed_stays_in_its_room():
-    """Once all that waited was written behind every row, past the end of a new row that was nearly full."""
-    drafter, tree = seeded("llama"), Tree.chain(2)
-    draft, long = drafter.start(2, 40 + len(tree)), [1 + i % 30 for i in range(39)]
-    draft.prefill([[1, 2]], torch.zeros(1, 2, 5))
-    texts = [[1, 2], long]
-    for i in range(30):
-        draft.extend([[i]], torch.zeros(1, 1, 5), [[0]])
-        texts[0].append(i)
-    draft.prefill([long], torch.zeros(1, 39, 5))
-    for root in (33, 34):
-        found = draft.propose(TreeTensors.of(tree, CPU), torch.tensor([root, root]))
-        for text, row in zip(texts, found.tolist(), strict=True):
-            after = SimpleNamespace(tokens=[*text, root], hidden=torch.zeros(0))
-            check_row(drafter, slow_model, tree, after, len(text), row)
-        draft.extend([[root], [root]], torch.zeros(2, 1, 5), [[0], [0]])
-        texts = [[*text, root] for text in texts]
-        draft.keep([0, 1] if root == 33 else [0])
 
 
 def test_memory_for_ranks_is_bounded(monkeypatch):

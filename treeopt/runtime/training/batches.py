@@ -51,6 +51,11 @@ class Batch:
     columns: Tensor
     ahead: Tensor
 
+    @property
+    def trials(self) -> Tensor:
+        """(K,) how many labels each head has."""
+        return (self.ahead[:, 1:] != NO_LABEL).sum(0)
+
     def states(self, hidden: Tensor) -> Tensor:
         """(B, T, d) of all places to (n, d) of the states."""
         return hidden[self.rows, self.columns]
@@ -99,17 +104,6 @@ def make_batch(
         ahead.append(padded[states[:, None] + np.arange(1, num_heads + 2)])
     arrays = tokens, np.concatenate(rows), np.concatenate(columns), np.concatenate(ahead)
     return Batch(*(torch.from_numpy(array.astype(np.int64)).to(device) for array in arrays))
-
-
-def count_trials(texts: Sequence[Text], num_heads: int, every: int = 1, first: int = 0) -> IntArray:
-    """(K,) how many labels each head has in some texts, at the states of `make_batch`.
-
-    >>> text = Text(np.array([7, 1, 2, 3]), 1, "")
-    >>> count_trials([text], 2).tolist(), count_trials([text], 2, every=2).tolist()
-    ([2, 1], [1, 1])
-    """
-    answers = np.array([max(text.answer_tokens - first, 1) for text in texts], dtype=np.int64)
-    return -(-np.maximum(answers[:, None] - np.arange(1, num_heads + 1), 0) // every).sum(0)
 
 
 def texts_of_step(step: int, n: int, batch_size: int, seed: int) -> IntArray:

@@ -27,10 +27,9 @@ from treeopt.files import storage, writing
 from treeopt.runtime.decode import synchronize
 from treeopt.runtime.memory import is_out_of_memory
 from treeopt.runtime.target import Target
-from treeopt.runtime.training.batches import Text, count_trials, make_batch, texts_of_step
+from treeopt.runtime.training.batches import Batch, Text, make_batch, texts_of_step
 from treeopt.runtime.training.losses import count
 from treeopt.runtime.training.recipe import CLIP_NORM, PRECISIONS, Recipe
-from treeopt.trees.tree import IntArray
 
 CHECKPOINT_STEPS = 100
 LOGGED = ("accuracy", "head_loss_nats")  # of every step
@@ -45,7 +44,7 @@ class Position:
     seconds: float = 0.0
 
 
-def record_of(counts: Tensor, trials: IntArray) -> dict[str, object]:
+def record_of(counts: Tensor, trials: Tensor) -> dict[str, object]:
     """Each head's loss and hits over some texts, (2K,), and the rates that follow. trials : (K,) of the heads"""
     tried, sums = trials.tolist(), counts.tolist()
     loss, hits = sums[: len(tried)], sums[len(tried) :]
@@ -148,44 +147,40 @@ class Loop:
             group["lr"] = rate
         chosen = texts_of_step(step, len(self.texts), recipe.batch_size, recipe.seed)
         some = recipe.defaults.every, step % recipe.defaults.every
-        trials = count_trials([self.texts[i] for i in chosen], self.num_heads, *some)
         by_length = sorted(chosen, key=lambda i: len(self.texts[i].tokens))  # a pass is as long as its longest text
+        parts = np.array_split(by_length, recipe.accumulate)
+        batches = [make_batch([self.texts[i] for i in part], self.num_heads, self.device, *some) for part in parts]
+        trials = torch.stack([batch.trials for batch in batches]).sum(0)
         total_loss, total = 0.0, torch.zeros(2 * self.num_heads, dtype=torch.float64, device=self.device)
-        for part in np.array_split(by_length, recipe.accumulate):
-            loss, counts = self._pass(self.texts, part.tolist(), trials, *some)
+        for batch in batches:
+            loss, counts = self._pass(batch, trials)
             loss.backward()
             total_loss += float(loss.detach())
             total += counts
         record = record_of(total, trials)
         return {"loss": total_loss, "learning_rate": rate, **{key: record[key] for key in LOGGED}}
 
-    def _pass(self, texts: Sequence[Text], places: list[int], trials: IntArray, *some: int) -> tuple[Tensor, Tensor]:
-        """The loss of some texts, divided by the (K,) labels of the whole step, and each head's loss and hits, (2K,).
+    def _pass(self, batch: Batch, trials: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of a batch, divided by the (K,) labels of the whole step, and each head's loss and hits, (2K,).
 
         A head's mean loss counts decay**k, k from 1 (Medusa, equation 1); that of a head without a label is 0.
         """
-        batch, defaults = (
-            make_batch([texts[i] for i in places], self.num_heads, self.device, *some),
-            self.recipe.defaults,
-        )
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
             with torch.no_grad():
                 hidden = self.target.states(input_ids=batch.tokens, use_cache=False)
-                teacher = self.target.scored(batch.states(hidden)) if defaults.teacher else None
+                teacher = self.target.scored(batch.states(hidden)) if self.recipe.defaults.teacher else None
             losses, hits = count(self.heads, hidden, batch, teacher)
-        weights = defaults.decay ** np.arange(1, 1 + self.num_heads) / np.maximum(trials, 1)
-        loss = (torch.from_numpy(weights).to(losses) * losses).sum()
+        weights = self.recipe.defaults.decay ** torch.arange(1, 1 + self.num_heads, dtype=torch.float64)
+        loss = (weights.to(losses) * losses / trials.clamp_min(1)).sum()
         return loss, torch.cat([losses.double(), hits.double()]).detach()
 
     @torch.no_grad()
     def count(self, texts: Sequence[Text]) -> dict[str, object]:
         """The record of losses and hits over some texts, with the weights as they are."""
-        places, trials = list(range(len(texts))), count_trials(texts, self.num_heads)
         size = max(1, self.recipe.batch_size // self.recipe.accumulate)
-        total = torch.zeros(2 * self.num_heads, dtype=torch.float64, device=self.device)
-        for i in range(0, len(places), size):
-            total += self._pass(texts, places[i : i + size], trials)[1]
-        return record_of(total, trials)
+        batches = [make_batch(texts[i : i + size], self.num_heads, self.device) for i in range(0, len(texts), size)]
+        trials = torch.stack([batch.trials for batch in batches]).sum(0)
+        return record_of(torch.stack([self._pass(batch, trials)[1] for batch in batches]).sum(0), trials)
 
     def keep(self) -> None:
         """Write the checkpoint, unless the last step is there already."""

@@ -205,13 +205,11 @@ def given_texts(target: Target, prompts: PromptSet, asking: Asking) -> list[Text
     for asked, answers in turns.rounds():
         for i, (prompt, answer) in enumerate(zip(asked, answers, strict=True)):
             turns.end(setup.row(i, prompt, answer))
-    pairs = zip(prompts.conversations, turns.answered, strict=True)
-    found = ((row, one) for one, rows in pairs for row in rows)
-    return [
-        text
-        for row, one in found
-        for text in _texts([*row.prompt, *row.tokens], len(row.prompt), one, asking.most_tokens)
-    ]
+    found: list[Text] = []
+    for conversation, rows in zip(prompts.conversations, turns.answered, strict=True):
+        for row in rows:
+            found += _texts([*row.prompt, *row.tokens], len(row.prompt), conversation, asking.most_tokens)
+    return found
 
 
 def _read_block(file: Path, block: Sequence[Conversation], most_tokens: int) -> Iterator[Text]:
