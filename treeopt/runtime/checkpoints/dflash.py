@@ -7,7 +7,7 @@ d width of the layers · w of the target · L states that are fused · V vocabul
 """
 
 import re
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -28,23 +28,15 @@ from treeopt.runtime.checkpoints.eagle3 import (
     vocabulary_tensors,
 )
 from treeopt.runtime.checkpoints.files import MODEL_FILES, Settings, StoredTensors
-from treeopt.runtime.checkpoints.layer import LAYER, build_layer_config, described, layers_record
-from treeopt.runtime.checkpoints.reading import Checkpoint, Published, Reading, check_names
+from treeopt.runtime.checkpoints.layer import build_layer_config, described, layers_record
+from treeopt.runtime.checkpoints.reading import Checkpoint, Published, Reading
 from treeopt.runtime.drafters.dflash import DFlashHeads, Form
 from treeopt.runtime.drafters.paths import MARKOV as OF_MARKOV
 from treeopt.runtime.drafters.paths import DFlash2Heads, DSparkHeads
 
 ARCHITECTURES = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel", "dspark": "DSparkDraftModel"}
 MOST_BLOCK = 64
-OUTSIDE = ("fc.weight", "hidden_norm.weight", "norm.weight")
-OF_LAYER = (*LAYER, "input_layernorm.weight", "self_attn.q_norm.weight", "self_attn.k_norm.weight")
 SELECTOR, MARKOV, CONFIDENCE = "candidate_selector.", "markov_head.", "confidence_head."
-CODEBOOKS = tuple(
-    f"{SELECTOR}{name}" for name in ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")
-)
-CONVOLUTIONS = tuple(
-    f"{of}_conv.{name}" for of in ("attention", "mlp") for name in ("base_kernel", "kernel_projection.weight")
-)
 OTHERS = r"^(aux_hidden_norms|mask_embedding)|qkv_proj|g_proj|attention_sink"  # tensors of drafters that are not read
 SPECULATORS = "aux_hidden_state_layer_ids"  # its layers are those that are entered; others' are those that are left
 
@@ -71,31 +63,20 @@ def recognise_block(stored: StoredTensors) -> Checkpoint | None:
     elif any(name.startswith((MARKOV, CONFIDENCE)) for name in names):
         kind = "dspark"
     count = count_layers(names)
-    common = [*OUTSIDE, *(f"layers.{i}.{name}" for i in range(count) for name in OF_LAYER), *_added(kind, names, count)]
-    common += [name for name in (EMBEDDING, HEAD, OFFSETS, KNOWN) if name in names]
-    common += [HEAD] if OFFSETS in names and HEAD not in names else []
+    others = [OFFSETS, KNOWN, EMBEDDING]
+    for common in [name for name in names if name.startswith(CONFIDENCE)]:  # no guess depends on it
+        others.append(names.pop(common))
     root = "model." if any(name.startswith("model.") for name in stored.parts) else ""
-    found = {name: names.get(name, root + name) for name in common}
-    # No guess depends on a confidence head.
-    confidence = [name for common, name in names.items() if common.startswith(CONFIDENCE)]
-    what = f"a drafter in the layout {kind!r}"
-    check_names(stored, found.values(), what, known=found.values(), optional=confidence)
     return Checkpoint(
-        stored, kind, found, partial(_build, told, kind, count), (OFFSETS, KNOWN), shares=HEAD not in names
+        stored,
+        kind,
+        names,
+        partial(_build, told, kind, count),
+        apart=(OFFSETS, KNOWN),
+        shares=HEAD not in names,
+        others=others,
+        prefix=lambda name: root + name,
     )
-
-
-def _added(kind: str, names: Container[str], count: int) -> list[str]:
-    if kind == "dflash2":
-        return [*CODEBOOKS, *(f"layers.{i}.{name}" for i in range(count) for name in CONVOLUTIONS)]
-    if kind == "dflash":
-        return []
-    added = [f"{MARKOV}markov_w1.weight", f"{MARKOV}markov_w2.weight"]
-    for part in (f"{MARKOV}gate_proj", f"{MARKOV}joint_proj"):
-        pair = [f"{part}.weight", f"{part}.bias"]
-        if any(name in names for name in pair):
-            added += pair
-    return added
 
 
 def _build(told: Settings, kind: str, count: int, reading: Reading) -> Callable[..., DFlashHeads]:
@@ -164,7 +145,9 @@ def _kind(
         return DFlashHeads, {}
     rank = told.number("markov_rank")
     markov = next(
-        kind for kind, part in reversed(OF_MARKOV.items()) if not part or f"{MARKOV}{part}.weight" in reading.names
+        kind
+        for kind, part in reversed(OF_MARKOV.items())
+        if not part or any(name.startswith(f"{MARKOV}{part}.") for name in reading.names)
     )
     if told.get("markov_head_type", markov) != markov:
         raise told.wrong("markov_head_type", f"{markov}, as its tensors are")

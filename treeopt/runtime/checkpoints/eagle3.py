@@ -21,9 +21,9 @@ from torch import Tensor
 
 from treeopt.errors import InvalidInput, Unsupported, quoted
 from treeopt.runtime.checkpoints.files import MODEL_FILES, Settings, StoredTensors
-from treeopt.runtime.checkpoints.layer import FIRST, LAYER, build_layer_config, described, layers_record
-from treeopt.runtime.checkpoints.reading import Checkpoint, Published, Reading, check_names
-from treeopt.runtime.drafters.eagle3 import PROJECTIONS, Eagle3Heads, Form
+from treeopt.runtime.checkpoints.layer import FIRST, build_layer_config, described, layers_record
+from treeopt.runtime.checkpoints.reading import Checkpoint, Published, Reading
+from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form
 from treeopt.runtime.drafters.parallel import PEagleHeads
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
 from treeopt.runtime.folder import MOST_LAYERS
@@ -31,21 +31,14 @@ from treeopt.runtime.folder import MOST_LAYERS
 LAYOUT, PARALLEL = "eagle-3", "p-eagle"
 EMBEDDING, HEAD, OFFSETS, KNOWN = "embed_tokens.weight", "lm_head.weight", "d2t", "t2d"
 HIDDEN_NORM = "layers.0.hidden_norm.weight"
-FUSE_NORM, FC_BIAS, MASK = "input_norm.weight", "fc.bias", "mask_hidden"
+MASK = "mask_hidden"
 MASK_ID = "ptd_token_id"  # the key that is written; others are read
-OPTIONAL = (FUSE_NORM, FC_BIAS, EMBEDDING, HEAD, OFFSETS, KNOWN)
-# Tensors of each layer that are there all or none.
-SETS = (
-    tuple(f"self_attn.{name}.bias" for name in PROJECTIONS),
-    tuple(f"self_attn.{name}_norm.weight" for name in "qk"),
-)
 PREFIXES = {
     "midlayer.": FIRST,
     "aux_norm_low.": "fc_norm.0.",
     "aux_norm_mid.": "fc_norm.1.",
     "aux_norm_high.": "fc_norm.2.",
 }
-STATE_NORM = re.compile(r"fc_norm\.(0|[1-9]\d{0,2})\.weight", re.ASCII)
 WIDE = r"(o_proj|down_proj|layernorm|fc)\.weight$"  # tensors whose rows are as many as the layer is wide
 OTHERS = (  # tensors of drafters that are not read, and what they are; the first are P-EAGLE's as well
     (r"(^|\.)layers\.[1-9]", "more than one layer"),
@@ -75,15 +68,15 @@ ALONE: dict[str, tuple[Any, ...]] = {  # and what P-EAGLE's is
     "parallel_drafting": (False,),
 }
 LENGTHY = ("dynamic", "longrope")  # rotations that depend on the longest text read together
-# By field of `Form`: config.json's flag for it, and the tensor that tells it where the flag does not.
+# By field of `Form`: config.json's flag for it, and a pattern of the tensors that tell it where the flag does not.
 FLAGS = {
     "before_residual": ("norm_before_residual", ""),
-    "fuse_norm": ("norm_before_fc", "input_norm.weight"),
-    "state_norms": ("fc_norm", "fc_norm.0.weight"),
+    "fuse_norm": ("norm_before_fc", r"input_norm\.weight"),
+    "state_norms": ("fc_norm", r"fc_norm\.\d+\.weight"),
     "normed_feedback": ("norm_output", ""),
-    "fc_bias": ("bias", "fc.bias"),
-    "bias": ("attention_bias", "layers.0.self_attn.o_proj.bias"),
-    "head_norms": ("", "layers.0.self_attn.q_norm.weight"),
+    "fc_bias": ("bias", r"fc\.bias"),
+    "bias": ("attention_bias", r"layers\.0\.self_attn\.._proj\.bias"),
+    "head_norms": ("", r"layers\.0\.self_attn\.._norm\.weight"),
 }
 
 
@@ -116,10 +109,17 @@ def recognise_eagle3(stored: StoredTensors) -> Checkpoint | None:
                     f"{stored.origin} is of {what}."
                 )
     count, layout = count_layers(names), PARALLEL if parallel else LAYOUT
-    checked = _checked(stored, names, count, layout)
     check_flags(told, count, NEEDED if parallel else NEEDED | ALONE)
-    build = partial(_build, told, count)
-    return Checkpoint(stored, layout, checked, build, (OFFSETS, KNOWN), shares=HEAD not in names)
+    root = "model." if any(name.startswith("model.") for name in stored.parts) else ""
+    first = "midlayer." if any(name.startswith(root + "midlayer.") for name in stored.parts) else FIRST
+
+    def prefix(name: str) -> str:
+        outside = "" if name in (HEAD, OFFSETS, KNOWN) else root
+        return outside + (first + name.removeprefix(FIRST) if name.startswith(FIRST) else name)
+
+    build = partial(_build, told, count, PEagleHeads if parallel else Eagle3Heads)
+    apart, others = (OFFSETS, KNOWN), (OFFSETS, KNOWN, EMBEDDING)
+    return Checkpoint(stored, layout, names, build, apart, HEAD not in names, others, prefix)
 
 
 def count_layers(names: Iterable[str]) -> int:
@@ -137,37 +137,15 @@ def is_parallel(told: Settings, names: Mapping[str, str]) -> bool:
     )
 
 
-def _checked(stored: StoredTensors, names: dict[str, str], count: int, layout: str) -> dict[str, str]:
-    """The file's own name of every tensor, by the common one; also of those that the layers must have."""
-    root = "model." if any(name.startswith("model.") for name in stored.parts) else ""
-    first = "midlayer." if any(name.startswith(root + "midlayer.") for name in stored.parts) else FIRST
-    norms = sorted(filter(STATE_NORM.fullmatch, names))
-    each = [*LAYER, "input_layernorm.weight"]
-    each += [name for those in SETS if any(FIRST + name in names for name in those) for name in those]
-    common = ["fc.weight", HIDDEN_NORM, "norm.weight", *(f"fc_norm.{i}.weight" for i in range(len(norms)))]
-    common += [f"layers.{place}.{name}" for place in range(count) for name in each]
-    common += [MASK] if layout == PARALLEL else []
-    common += [name for name in OPTIONAL if name in names]
-    common += [needed for needed, by in ((OFFSETS, KNOWN), (HEAD, OFFSETS)) if by in names and needed not in names]
-
-    def stored_name(name: str) -> str:
-        outside = "" if name in (HEAD, OFFSETS, KNOWN) else root
-        return names.get(name, outside + (first + name.removeprefix(FIRST) if name.startswith(FIRST) else name))
-
-    expected = [stored_name(name) for name in common]
-    check_names(stored, expected, f"a drafter in the layout {layout!r}", known=[*expected, *norms])
-    return dict(zip(common, expected, strict=True))
-
-
 def target_sizes(reading: Reading, told: Settings, d: int) -> tuple[int, int, int]:
     """w and V, and how many numbers fc reads; without the target w is d, and V is said."""
-    lm_head, fc = reading.base.lm_head, reading.tensors["fc.weight"]
+    lm_head, fc = reading.base.lm_head, reading.tensor("fc.weight")
     width, vocab_size = (d, told.number("vocab_size")) if lm_head is None else (lm_head.shape[1], len(lm_head))
     return width, vocab_size, fc.shape[1] if fc.ndim == 2 else 0
 
 
-def _build(told: Settings, count: int, reading: Reading) -> Callable[..., Eagle3Heads]:
-    stored, base, names, tensors = reading.stored, reading.base, reading.names, reading.tensors
+def _build(told: Settings, count: int, kind: type[Eagle3Heads], reading: Reading) -> Callable[..., Eagle3Heads]:
+    base, names, tensors = reading.base, reading.names, reading.tensors
     reading.config = told
     d = reading.most_common_size(WIDE)
     width, vocab_size, columns = target_sizes(reading, told, d)
@@ -178,16 +156,11 @@ def _build(told: Settings, count: int, reading: Reading) -> Callable[..., Eagle3
             f"{reading.said('fc.weight')} must fuse two or more of the target's states of width {width}, but it reads "
             f"{columns} numbers: pass the `model` that it was trained for."
         )
-    norms = [f"fc_norm.{i}.weight" for i in range(columns // width)]
-    absent = [name for name in norms if name not in names]
-    if 0 < len(absent) < len(norms):
-        name = names["fc_norm.0.weight"].replace("fc_norm.0.weight", absent[0])
-        raise InvalidInput(f"fc_norm must norm all {len(norms)} states, but {stored.origin} lacks {quoted(name)}.")
     embedding, own = _embedding(reading, vocab_size, d)
     form = form_of(reading, width, vocab_size, own=own)
-    if parallel := MASK in names:
+    if kind is PEagleHeads:
         form = replace(form, mask_id=told.mask_id(MASK_ID, vocab_size))
-        while tensors[MASK].ndim < 3:
+        while reading.tensor(MASK).ndim < 3:
             tensors[MASK] = tensors[MASK][None]
     told.check_sizes(
         {
@@ -200,11 +173,11 @@ def _build(told: Settings, count: int, reading: Reading) -> Callable[..., Eagle3
     )
     tied = told.get("tie_word_embeddings") is True and own
     return partial(
-        PEagleHeads if parallel else Eagle3Heads,
+        kind,
         build_layer_config(reading, d, described(told, d), count),
         form,
         embedding=embedding,
-        lm_head=None if HEAD in names else embedding if tied else reading.lm_head(d),
+        lm_head=None if HEAD in names or token_ids is not None else embedding if tied else reading.lm_head(d),
         token_ids=token_ids,
         num_heads=base.num_heads or DRAFT_DEPTH,
     )
@@ -212,7 +185,7 @@ def _build(told: Settings, count: int, reading: Reading) -> Callable[..., Eagle3
 
 def token_ids_of(reading: Reading, vocab_size: int) -> Tensor | None:
     """(Vt,) the target's ids of the tokens that are guessed, ascending; None where they are all of V."""
-    if OFFSETS not in reading.names:
+    if OFFSETS not in reading.names and KNOWN not in reading.names:
         return None
     names, offsets, said = reading.names, reading.integers(OFFSETS), reading.said(OFFSETS)
     ids = torch.arange(len(offsets)) + offsets
@@ -294,7 +267,8 @@ def form_of(reading: Reading, width: int, vocab_size: int, *, own: bool) -> Form
     states = reading.tensors["fc.weight"].shape[1] // width
     flags = {}
     for field, (key, tensor) in FLAGS.items():
-        there, said = tensor in names, told.get(key, tensor in names)
+        there = any(re.fullmatch(tensor, name) for name in names)
+        said = told.get(key, there)
         if not tensor or field in ("fuse_norm", "state_norms"):
             if not isinstance(said, bool):
                 raise told.wrong(key, "true or false")

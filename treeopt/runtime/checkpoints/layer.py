@@ -14,16 +14,7 @@ from transformers import LlamaConfig
 
 from treeopt.errors import InvalidInput, quoted
 from treeopt.runtime.checkpoints.files import MODEL_FILES, Settings, StoredTensors
-from treeopt.runtime.checkpoints.reading import (
-    DESCRIBES,
-    Checkpoint,
-    Published,
-    Reading,
-    check_names,
-    is_copy,
-    most_common,
-    short,
-)
+from treeopt.runtime.checkpoints.reading import DESCRIBES, Checkpoint, Published, Reading, is_copy, most_common, short
 from treeopt.runtime.drafters.layer import TAKEN, EagleHeads, layer_config
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
 from treeopt.runtime.folder import loadable
@@ -33,7 +24,6 @@ MATRICES = (
     *(f"self_attn.{name}_proj.weight" for name in "qkvo"),
     *(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
 )
-LAYER = (*MATRICES, "post_attention_layernorm.weight")  # of any layer
 TOLD = ("num_attention_heads", "head_dim", *TAKEN)  # not by tensors
 ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
 SIZES = {"num_attention_heads": MATRICES[0], "num_key_value_heads": MATRICES[1], "intermediate_size": MATRICES[4]}
@@ -43,7 +33,7 @@ def build_layer_config(reading: Reading, width: int, like: Any, layers: int = 1,
     """Config of some layers: sizes from the tensors of the first, all else like in ``like``."""
     origin, names = reading.stored.origin, [FIRST + name for name in MATRICES]
     for name in names:
-        if reading.tensors[name].ndim != 2:
+        if reading.tensor(name).ndim != 2:
             shape = tuple(reading.tensors[name].shape)
             raise InvalidInput(f"{reading.said(name)} must be a matrix, but it has the shape {shape}.")
     heads = getattr(like, "num_attention_heads", None)
@@ -116,13 +106,8 @@ def recognise_eagle(stored: StoredTensors) -> Checkpoint | None:
     """Recognise the drafter by its names; None where it is another."""
     if not all(any(name.startswith(start) for name in stored.parts) for start in ("fc.", "layers.0.")):
         return None
-    names = [
-        *(name for name in (EMBEDDING, HEAD, "fc.bias") if name in stored.parts),
-        "fc.weight",
-        *(FIRST + name for name in LAYER),
-    ]
-    check_names(stored, names, "a drafter in the layout 'eagle-1'", known=names)
-    return Checkpoint(stored, "eagle-1", {name: name for name in names}, _build_eagle, shares=True)
+    names = {name: name for name in stored.parts}
+    return Checkpoint(stored, "eagle-1", names, _build_eagle, shares=True, others=(EMBEDDING, HEAD))
 
 
 def _build_eagle(reading: Reading) -> Callable[..., EagleHeads]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import islice
@@ -67,6 +67,8 @@ class Checkpoint(NamedTuple):
              names of the layout
     apart  : names of tensors that are no weights
     shares : whether the heads guess with the base's lm_head, which is not among them
+    others : tensors that may lie beside the heads' `weights`; None where the names were checked already
+    prefix : of a name of the layout in this file, where the tensor is missing
     """
 
     stored: StoredTensors
@@ -75,12 +77,18 @@ class Checkpoint(NamedTuple):
     build: Callable[[Reading], Callable[..., Heads]]
     apart: Container[str] = ()
     shares: bool = False
+    others: Collection[str] | None = None
+    prefix: Callable[[str], str] = lambda name: name
 
     def load(self, base: Base) -> LoadedHeads:
-        reading = Reading(self.stored, base, self.names, self.apart)
+        reading = Reading(self, base)
         made = partial(self.build(reading), dtype=reading.dtype)
         with loadable(DESCRIBES, str(self.stored.origin)):
             described = made(device="meta")
+        if self.others is not None:
+            expected = map(reading.stored_name, described.weights)
+            beside = [self.names.get(name, name) for name in self.others]
+            check_names(self.stored, expected, reading.what, optional=beside)
         reading.check_shapes({name: tuple(weight.shape) for name, weight in described.weights.items()})
         heads = made(device=base.device)
         with torch.no_grad():
@@ -139,12 +147,22 @@ class Reading:
     notes   : a sentence for whatever is odd
     """
 
-    def __init__(self, stored: StoredTensors, base: Base, names: Mapping[str, str], apart: Container[str] = ()) -> None:
-        self.stored, self.base, self.config, self.names = stored, base, stored.config, names
-        self.notes = list(stored.notes)
-        self.tensors = self.floats([name for name in names if name not in apart], base.dtype)
+    def __init__(self, checkpoint: Checkpoint, base: Base) -> None:
+        self.stored, self.names, self._prefix = checkpoint.stored, checkpoint.names, checkpoint.prefix
+        self.base, self.config, self.notes = base, self.stored.config, list(self.stored.notes)
+        self.what = f"a drafter in the layout {checkpoint.layout!r}"
+        self.tensors = self.floats([name for name in self.names if name not in checkpoint.apart], base.dtype)
         stored_as = (tensor.dtype for tensor in self.tensors.values())
         self.dtype = base.dtype or reduce(torch.promote_types, stored_as)
+
+    def stored_name(self, name: str) -> str:
+        return self.names.get(name, self._prefix(name))
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor of a name; InvalidInput where it is missing."""
+        if name not in self.tensors:
+            check_names(self.stored, [*self.names.values(), self.stored_name(name)], self.what)
+        return self.tensors[name]
 
     def said(self, name: str) -> str:
         return f"{quoted(self.names[name])} in {self.stored.origin}"
