@@ -10,7 +10,7 @@ from treeopt.records.benchmark import Benchmark
 from treeopt.records.estimate import Estimate
 from treeopt.records.origins import Provenance
 from treeopt.report.figures import style
-from treeopt.report.figures.chart import Chart, Estimates, Panel, Series, wilson
+from treeopt.report.figures.chart import Chart, Estimates, Panel, Series, plain_line, wilson
 from treeopt.report.figures.style import Look
 from treeopt.report.verdict import CONTENDERS
 from treeopt.report.wording import count
@@ -86,7 +86,7 @@ def contenders_chart(bench: Benchmark) -> Chart:
         found = [bench.speedup("chosen", group=group) for group in groups]
         names, size = [style.short(group or "(no group)") for group in groups], _to(found, 0.8 + 0.22 * len(groups))
         title = "Speedup of the chosen tree by group"
-        panels.append([Panel(_ratios(found), OVER, "group", title, rows=names, is_wide=True, **size)])
+        panels.append([Panel(_ratios(found), OVER, "group", title, rows=names, **size)])
     sure = all(ratio is None or ratio.low is not None for ratio in speedups)
     bar = "95 % interval over blocks of prompts" if sure else "too few blocks of prompts for intervals"
     return Chart("Real decoding", style.sentence(_about(bench), bar), panels)
@@ -101,6 +101,5 @@ def _ratios(ratios: Sequence[Estimate | None]) -> list[Series]:
     """One mark a row, from the top; a row without a ratio stays empty."""
     known = [(row, ratio) for row, ratio in enumerate(ratios) if ratio is not None]
     marks = Estimates.of(ratio for _, ratio in known)
-    plain = Series("", [], [1.0], look={"color": style.GREY, "linestyle": (0, (2, 3)), "zorder": 0}, kind="across")
     look = {"color": style.BLUE, "marker": "o", "markersize": 5, "elinewidth": 2}
-    return [marks.along("", [row for row, _ in known], **look), plain]
+    return [marks.along("", [row for row, _ in known], **look), plain_line(1.0)]

@@ -88,13 +88,6 @@ def wilson(hits: ArrayLike, trials: ArrayLike) -> Estimates:
     return Estimates(value, np.clip(np.stack([middle - half, middle + half]) / (1 + Z95**2 / n), 0.0, 1.0))
 
 
-def banded(label: str, x: ArrayLike, y: NDArray[np.float64], draws: NDArray[np.float64], look: Look) -> list[Series]:
-    """A line, and the shade of its 95 % interval by (n, B) draws."""
-    shade = {"color": look["color"], "alpha": 0.15, "linewidth": 0}
-    ends = np.quantile(draws, [0.025, 0.975], axis=1)
-    return [Series(label, x, y, look=look), Series("", x, y, ends, shade, "area")]
-
-
 def plain_line(at: float, color: str = style.BLACK) -> Series:
     """A dashed line across a panel at what plain decoding reaches."""
     look = {"color": color, "linestyle": (0, (2, 3)), "linewidth": 0.9, "zorder": 1}
@@ -122,7 +115,6 @@ class Panel:
     ylim: tuple[float | None, float | None] = (None, None)
     height: float = HEIGHT
     width: float = 1.0
-    is_wide: bool = False
 
     def __getitem__(self, label: str) -> Series:
         return next(one for one in self.series if one.label == label)
@@ -161,7 +153,7 @@ def draw(chart: Chart) -> Figure:
     named: Look = {}
     for i, row in enumerate(chart.panels):
         for j, panel in enumerate(row):
-            axes = body.add_subplot(grid[i, :] if panel.is_wide else grid[i, j])
+            axes = body.add_subplot(grid[i, :] if len(row) == 1 else grid[i, j])
             for one in panel.series:
                 named.setdefault(one.label, _add(axes, one, across=bool(panel.rows)))
             _finish(axes, panel, names_rows=j == 0)

@@ -23,7 +23,7 @@ from treeopt.records.origins import Provenance
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
 from treeopt.report.figures import style
-from treeopt.report.figures.chart import Chart, Estimates, Panel, Series, banded, plain_line
+from treeopt.report.figures.chart import Chart, Estimates, Panel, Series, plain_line
 from treeopt.report.figures.style import Look
 from treeopt.report.verdict import PUBLISHED
 from treeopt.report.wording import count
@@ -47,10 +47,13 @@ def sizes_chart(record: Accuracies, limits: Limits = LIMITS) -> Chart:
     source = source_of(record)
     depth = limits.depth(source.num_heads)
     held_out = source.crossfit(replace(limits, max_depth=depth, shape=Limits.shape))
-    look = {**style.series(0), "markevery": 0.15}
-    series = banded(
-        f"grown: {source.grown_by}", held_out.grown.sizes, held_out.tokens_per_step, drawn(held_out.every), look
-    )
+    look, shade = {**style.series(0), "markevery": 0.15}, {"color": style.BLUE, "alpha": 0.15, "linewidth": 0}
+    sizes, rates = held_out.grown.sizes, held_out.tokens_per_step
+    ends = np.quantile(drawn(held_out.every), [0.025, 0.975], axis=1)
+    series = [
+        Series(f"grown: {source.grown_by}", sizes, rates, look=look),
+        Series("", sizes, rates, ends, shade, "area"),
+    ]
     chains = [Tree.chain(d) for d in range(1, min(depth, limits.budget - 1) + 1)]
     published = published_tree().cut(max_depth=depth)
     star = {"marker": "*", "markersize": 10, "color": "black", "linestyle": "none"}
@@ -70,8 +73,7 @@ def sizes_chart(record: Accuracies, limits: Limits = LIMITS) -> Chart:
         None if source.is_exact or source.answers is None else "approximate, except for the tree that was probed with",
         "shaded: 95 % interval",
     )
-    rows = "rows per step and sequence (tree size)"
-    panel = Panel(series, rows, "tokens per step", scale="sizes", ylim=(0.95, None))
+    panel = Panel(series, ROWS, "tokens per step", scale="sizes", ylim=(0.95, None))
     return Chart("Tokens per step over tree size", caption, [[panel]])
 
 

@@ -92,7 +92,7 @@ def size_axis(axes: Axes, sizes: ArrayLike) -> None:
     powers = 2 ** np.arange(np.floor(np.log2(low)), np.ceil(np.log2(high)) + 1)
     axes.set_xticks(powers, [f"{power:g}" for power in powers])
     axes.set_xticks([], minor=True)
-    axes.set(xlim=(low * 0.87, high * 1.15), xlabel="rows per step and sequence (tree size)")
+    axes.set_xlim(low * 0.87, high * 1.15)
 
 
 def log_axis(axes: Axes) -> None:
