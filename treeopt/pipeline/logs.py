@@ -31,9 +31,9 @@ from treeopt.report.terminal import note, progress
 from treeopt.report.wording import count
 from treeopt.runtime.prompts.asked import read_group
 from treeopt.runtime.prompts.encoded import Encoder, Tokens
-from treeopt.runtime.prompts.files import Skipped, read_rows
+from treeopt.runtime.prompts.files import read_rows
 from treeopt.runtime.prompts.logged import LoggedRequest, Message, read_logged
-from treeopt.runtime.prompts.sets import MOST_GROUPS, MOST_REASONS, MOST_SKIPPED, check_columns
+from treeopt.runtime.prompts.sets import MOST_GROUPS
 from treeopt.runtime.prompts.tokenizer import FILES, Tokenizer
 
 HEEDED = ("column", "group_by", "responses", "chat_template")
@@ -103,22 +103,16 @@ def read_requests(
                         the middle of its answer, by powers of two
     """
     rows, encode, found, tokens = read_rows(str(file), option="from_logs"), Encoder(tokenizer), list[Row](), 0
-    groups, columns, skipped, counted = dict[str, int](), dict[str, None](), list[Skipped](), Counter[str]()
+    groups = dict[str, int]()
+
+    def read(row: Mapping[str, Any]) -> tuple[list[tuple[LoggedRequest, Tokens, Tokens]], list[str]]:
+        made = [(one, *encode(one)) for one in read_logged(row, column, responses)]
+        if group_by != CONTEXT or CONTEXT in row:
+            return made, [read_group(row, group_by)] * len(made)
+        return made, [context_name(len(prompt) + len(answer) // 2) for _, prompt, answer in made]
+
     with progress("Reading", None):
-        for line, row in rows.found:
-            counted["rows"] += 1
-            try:
-                if isinstance(row, str):
-                    raise ValueError(row)
-                columns.update(dict.fromkeys(row))
-                made = [(one, *encode(one)) for one in read_logged(row, column, responses)]
-                names = [context_name(len(prompt) + len(answer) // 2) for _, prompt, answer in made]
-                if group_by != CONTEXT or CONTEXT in row:
-                    names = [read_group(row, group_by)] * len(made)
-            except ValueError as error:
-                counted["skipped"] += 1
-                skipped += [Skipped(line, str(error))] * (len(skipped) < MOST_SKIPPED)
-                continue
+        for _, (made, names) in rows.each(read):
             if len(groups) > MOST_GROUPS:
                 raise InvalidInput(f"`group_by` may have {MOST_GROUPS} different values, but {group_by} has more.")
             for (one, prompt, answer), name in zip(made, names, strict=True):
@@ -130,17 +124,15 @@ def read_requests(
                 found.append(Row(ids, len(prompt), group, limit, one.begin_s, begun, keys))
             if tokens > MOST_TOKENS:
                 raise InvalidInput(f"`from_logs` may have {MOST_TOKENS:,} tokens, but has more: keep a part of it.")
-    check_columns(rows.name, columns, {"`group_by`": None if group_by == CONTEXT else group_by})
+    rows.check_columns({"`group_by`": None if group_by == CONTEXT else group_by})
     if not groups:
-        reasons = "; ".join(f"line {one.row}: {one.reason}" for one in skipped[:MOST_REASONS]) or "it is empty"
-        more = "; ..." if counted["skipped"] > MOST_REASONS else ""
         raise InvalidInput(
-            f"`from_logs` must hold at least one answered request, but none of the {count(counted['skipped'], 'row')} in "
-            f"{rows.name} is one ({reasons}{more})."
+            f"`from_logs` must hold at least one answered request, but none of the {count(rows.n_skipped, 'row')} in "
+            f"{rows.name} is one ({rows.reasons('line')})."
         )
     log = log_of(found, list(groups))
-    about = {"skipped": [vars(one) for one in skipped], "counted": dict(counted), "retokenised": dict(encode.counted)}
-    log.meta.update(about)
+    counted = {"rows": rows.n_read, "skipped": rows.n_skipped}
+    log.meta.update(skipped=[vars(row) for row in rows.skipped], counted=counted, retokenised=dict(encode.counted))
     log.meta["notes"] = notes(log)
     return log
 

@@ -11,14 +11,16 @@ import hashlib
 import io
 import json
 import zlib
+from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from operator import attrgetter
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
-from treeopt.errors import InvalidInput, first_line
+from treeopt.errors import InvalidInput, first_line, meant
 from treeopt.files.bounds import limit_rows, open_regular
 from treeopt.files.places import find_local
 from treeopt.files.storage import sha256_of
@@ -29,9 +31,12 @@ MOST_UNPACKED_BYTES = 2**28  # of a .gz file
 MOST_DOCUMENT_BYTES, MOST_LINE_BYTES = 2**27, 2**24  # of a .json file, which is read whole; of a line of the others
 MOST_RATIO, SMALL_BYTES = 100, 2**24  # of what unpacks: how many times its size, unless that is little
 BATCH_ROWS = 64  # of a table, read at once
+MOST_SKIPPED = 1000  # listed of the rows that give nothing
+MOST_REASONS = 3  # shown where no row is left
 MUST = "`prompts` must be a file, a folder or a hub dataset"
 WRAPPERS = ("data", "prompts", "rows", "examples", "instances", "train", "test")  # keys around a list of rows
 
+T = TypeVar("T")
 # A row's number, counted from 1, and its record, or the reason why it has none.
 Found = tuple[int, Mapping[str, Any] | str]
 
@@ -44,18 +49,57 @@ class Skipped:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class Rows:
-    """The rows of a file or data set, with its name and fingerprint.
+    """The rows of a file or data set, which can be read once, and what was found in those that were read.
 
-    found       : each row's number (the line in .jsonl and .txt), counted from 1, and its record, or why it has none;
-                  they can be read once, and InvalidInput may come among them
+    records     : each row's number (the line in .jsonl and .txt), counted from 1, and its record, or why it has none;
+                  InvalidInput may come among them
     fingerprint : sha256 of the file's bytes, or of a dataset's rows; asked for when all rows were read
+    columns     : of all rows; a dict for its order
+    skipped     : the first `MOST_SKIPPED` rows that gave nothing; n_skipped of all, n_read of all rows
     """
 
     name: str
-    found: Iterator[Found]
+    records: Iterator[Found]
     fingerprint: Callable[[], str]
+    columns: dict[str, None] = field(default_factory=dict)
+    skipped: list[Skipped] = field(default_factory=list)
+    n_skipped: int = 0
+    n_read: int = 0
+
+    def each(self, read: Callable[[Mapping[str, Any]], T]) -> Iterator[tuple[int, T]]:
+        """The number of every row, and what is read of it; where that raises ValueError the row is skipped."""
+        for number, record in self.records:
+            self.n_read += 1
+            try:
+                if isinstance(record, str):
+                    raise ValueError(record)
+                self.columns.update(dict.fromkeys(record))
+                found = read(record)
+            except ValueError as error:
+                self.skip(number, str(error))
+            else:
+                yield number, found
+
+    def skip(self, number: int, reason: str) -> None:
+        self.n_skipped += 1
+        insort(self.skipped, Skipped(number, reason), key=attrgetter("row"))
+        del self.skipped[MOST_SKIPPED:]
+
+    def reasons(self, noun: str) -> str:
+        """Why nothing is left, for a message."""
+        shown = [f"{noun} {skipped.row}: {skipped.reason}" for skipped in self.skipped[:MOST_REASONS]]
+        return "; ".join([*shown, *(["..."] if self.n_skipped > MOST_REASONS else [])]) or "it is empty"
+
+    def check_columns(self, options: Mapping[str, str | None]) -> None:
+        """InvalidInput where an option names a column that no row has."""
+        for option, name in options.items():
+            if self.columns and name not in (None, *self.columns):
+                raise InvalidInput(
+                    f"{option} must be a column of {self.name}: {listed(self.columns)}, but got {name}."
+                    f"{meant(name, self.columns)}"
+                )
 
 
 def read_rows(source: str, *, split: str | None = None, option: str = "prompts") -> Rows:

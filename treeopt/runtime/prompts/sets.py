@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treeopt.errors import InvalidInput, meant
+from treeopt.errors import InvalidInput
 from treeopt.runtime.prompts.asked import COLUMNS, read_asked, read_group
 from treeopt.runtime.prompts.chat import ChatFormat, Message, Tokens
 from treeopt.runtime.prompts.files import Rows, Skipped, listed, read_rows
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from treeopt.runtime.target import Target
 
 MOST_GROUPS = 64
-MOST_REASONS = 3  # shown where no prompt is left
-MOST_SKIPPED = 1000  # listed of the rows that give no prompt
 AS_THEY_STAND = Order()
 SLOT_CHARS = 1000  # the demo cuts one prompt per so many characters of a module
 DEMO_TOKENS = (48, 128)  # shortest and longest demo prompt
@@ -69,7 +67,7 @@ class PromptSet:
     """Distinct conversations in a fixed order, and where they come from.
 
     fingerprint : sha256 of the data
-    skipped     : the first `MOST_SKIPPED` rows that give no prompt; n_skipped of all
+    skipped     : rows that give no prompt, the first ones; n_skipped of all
     n_repeated  : rows that ask what an earlier one asks, and are left out
     seed        : that the order was drawn by (`treeopt.runtime.prompts.order`); None: as in the source
     """
@@ -126,7 +124,7 @@ def load_prompts(
     """
     if len(target.tokenizer) > target.vocab_size:  # there would be ids without an embedding
         raise InvalidInput(f"The tokenizer must belong to the model, but has more tokens, {len(target.tokenizer)}.")
-    rows, drawn, skipped, n_skipped = read_conversations(source, column, group_by, responses, split=split, order=order)
+    rows, drawn = read_conversations(source, column, group_by, responses, split=split, order=order)
     chat = ChatFormat.of(target, chat_template=chat_template)
     found: list[Conversation] = []
     for draft in drawn.things():
@@ -136,21 +134,18 @@ def load_prompts(
                 raise InvalidInput(f"it must have 1 to {target.context - 1} tokens, but has {len(first)}")
             found.append(replace(draft, first=first))
         except InvalidInput as error:
-            skipped.append(Skipped(draft.row, str(error)))
-            n_skipped += 1
-    skipped = sorted(skipped, key=lambda s: s.row)[:MOST_SKIPPED]
+            rows.skip(draft.row, str(error))
     if not found:
-        reasons = "; ".join(f"row {s.row}: {s.reason}" for s in skipped[:MOST_REASONS]) or "it is empty"
         raise InvalidInput(
-            f"`prompts` must hold at least one usable prompt, but none of the {n_skipped} in {rows.name} "
-            f"is ({reasons}{'; ...' if n_skipped > MOST_REASONS else ''})."
+            f"`prompts` must hold at least one usable prompt, but none of the {rows.n_skipped} in {rows.name} "
+            f"is ({rows.reasons('row')})."
         )
     n_groups = len({conversation.group for conversation in found})
     if n_groups > MOST_GROUPS:
         raise InvalidInput(f"`group_by` may have {MOST_GROUPS} different values, but {group_by} has {n_groups}.")
     kept, fingerprint = _distinct(found, order.seed), rows.fingerprint()
     repeated = drawn.repeated + len(found) - len(kept)
-    return PromptSet(kept, rows.name, fingerprint, chat, tuple(skipped), n_skipped, repeated, order.seed)
+    return PromptSet(kept, rows.name, fingerprint, chat, tuple(rows.skipped), rows.n_skipped, repeated, order.seed)
 
 
 def read_conversations(
@@ -161,32 +156,19 @@ def read_conversations(
     *,
     split: str | None = None,
     order: Order = AS_THEY_STAND,
-) -> tuple[Rows, Draw[Conversation], list[Skipped], int]:
-    """The rows of a source with the conversations drawn of them, without tokens, and those that cannot be asked: the first
-    of them, and how many they are.
-
-    Options are those of `load_prompts`.
-    """
-    rows = read_rows(source, split=split)
-    drawn, skipped, n_skipped = Draw[Conversation](order), list[Skipped](), 0  # still without tokens
-    columns: dict[str, None] = {}
-    for row, record in rows.found:
-        try:
-            if isinstance(record, str):
-                raise ValueError(record)
-            columns.update(dict.fromkeys(record))
-            messages, answers = read_asked(record, column, responses)
-            drawn.add(json.dumps(messages), Conversation((), messages, answers, read_group(record, group_by), row))
-        except ValueError as error:
-            n_skipped += 1
-            if n_skipped <= MOST_SKIPPED:
-                skipped.append(Skipped(row, str(error)))
-    check_columns(rows.name, columns, {"`column`": column, "`group_by`": group_by, "`responses`": responses})
-    if columns and column is None and not any(name in columns for name in COLUMNS):
+) -> tuple[Rows, Draw[Conversation]]:
+    """The rows of a source, and the conversations drawn of them, without tokens. Options are those of `load_prompts`."""
+    rows, drawn = read_rows(source, split=split), Draw[Conversation](order)
+    for number, conversation in rows.each(
+        lambda record: Conversation((), *read_asked(record, column, responses), read_group(record, group_by))
+    ):
+        drawn.add(json.dumps(conversation.messages), replace(conversation, row=number))
+    rows.check_columns({"`column`": column, "`group_by`": group_by, "`responses`": responses})
+    if rows.columns and column is None and not any(name in rows.columns for name in COLUMNS):
         raise InvalidInput(
-            f"A prompt must stand under {listed(COLUMNS)}, but {rows.name} has {listed(columns)}: name one with `column`."
+            f"A prompt must stand under {listed(COLUMNS)}, but {rows.name} has {listed(rows.columns)}: name one with `column`."
         )
-    return rows, drawn, skipped, n_skipped
+    return rows, drawn
 
 
 def demo_prompts(
@@ -231,12 +213,3 @@ def _distinct(found: Sequence[Conversation], seed: int | None) -> tuple[Conversa
         unique.setdefault(conversation.sha256, conversation)
     kept = tuple(unique.values())
     return kept if seed is None else tuple(kept[i] for i in spread([one.group for one in kept], seed))
-
-
-def check_columns(source: str, columns: Collection[str], options: Mapping[str, str | None]) -> None:
-    """InvalidInput where an option names a column that no row has."""
-    for option, name in options.items():
-        if columns and name not in (None, *columns):
-            raise InvalidInput(
-                f"{option} must be a column of {source}: {listed(columns)}, but got {name}.{meant(name, columns)}"
-            )
