@@ -206,7 +206,7 @@ def test_a_folder_of_heads_has_one_writer_who_clears_up(tmp_path):
     left = []
     with writing_heads(folder, answers):
         assert "A folder of heads has one writer at a time" in treeopt(*TRAIN[:-1], folder, code=1)
-        for place in (folder, folder / "training", folder / "training/x.partial", answers, answers / "answers-1"):
+        for place in (folder, folder / "training", answers, answers / "answers-1"):
             place.mkdir(parents=True, exist_ok=True)
             left.append(writing.temporary(place / "x"))
             left[-1].mkdir()

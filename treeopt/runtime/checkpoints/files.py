@@ -126,8 +126,6 @@ def find_tensors(path: Path) -> StoredTensors:
     """The tensors of a file, of an index's files, or of the files in a folder that hold the heads."""
     if path.is_file():
         return _indexed(path) if path.name.endswith(".index.json") else _listed(path, [path])
-    if not path.is_dir():
-        raise InvalidInput(f"`drafter` must be a folder or a file of weights, but {path} does not exist.")
     names = sorted(file.name for file in path.iterdir() if file.is_file())
     heads = [name for name in HEAD_FILES if name in names]
     if found := [*heads, *(name for name in MODEL_FILES if name in names)]:

@@ -30,8 +30,6 @@ from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Batch
 from treeopt.runtime.training.recipe import Recipe
 
-PARTS = ("linear", "res_connection")  # of a head's first block; further ones have the former alone
-
 
 class HydraHeads(Heads):
     """K heads that read the path before their guess. Modules have the names that they have in checkpoints.
@@ -51,9 +49,10 @@ class HydraHeads(Heads):
 
         def block(head: int, layer: int) -> nn.Module:
             inputs = self.width if layer else (head + 2) * self.width
-            return nn.ModuleDict(
-                {name: zero_linear(inputs, self.width, **placed) for name in PARTS[: 1 if layer else 2]}
-            )
+            made = nn.ModuleDict({"linear": zero_linear(inputs, self.width, **placed)})
+            if layer == 0:
+                made["res_connection"] = zero_linear(inputs, self.width, **placed)
+            return made
 
         self.hydra_mlp = nn.ModuleList(
             nn.ModuleList(block(k, layer) for layer in range(num_layers)) for k in range(num_heads)
