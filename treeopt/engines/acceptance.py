@@ -59,25 +59,20 @@ FORMS = (
 )  # fmt: skip
 
 
-def conditional(survival: Sequence[float]) -> list[float]:
-    """(K,) share that accepts each guess, of the steps that accept those before it.
-
-    >>> conditional([0.816, 0.634, 0.475, 0.0, 0.0])
-    [0.816, 0.777, 0.7492, 0.0, 0.0]
-    """
-    shares = pairwise([1.0, *survival])
-    return [round(share / before, DIGITS) if before else 0.0 for before, share in shares]
-
-
 def numbers_of(survival: Sequence[float]) -> dict[str, float | str]:
-    """Name to number of a chain, for the lines of `Form`; lists are joined by commas."""
-    accepted = round(sum(survival), DIGITS)
+    """Name to number of a chain, for the lines of `Form`; lists are joined by commas.
+
+    >>> numbers_of([0.816, 0.634, 0.0, 0.0])["conditional"]
+    '0.816,0.777,0.0,0.0'
+    """
+    accepted, pairs = round(sum(survival), DIGITS), pairwise([1.0, *survival])
+    conditional = [round(share / before, DIGITS) if before else 0.0 for before, share in pairs]
     return {
         "length": len(survival),
         "accepted": accepted,
         "tokens": round(1 + accepted, DIGITS),
         "survival": ",".join(map(str, survival)),
-        "conditional": ",".join(map(str, conditional(survival))),
+        "conditional": ",".join(map(str, conditional)),
     }
 
 

@@ -9,6 +9,7 @@ C++ prints totals with six digits; counters by position are printed in full.
 """
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, isfinite
@@ -119,7 +120,7 @@ def counters_among(
     models = {value for _, labels in after for name, value in labels if name in ("model_name", "model")}
     if len(models) > 1:
         raise InvalidInput(f"{path} must be of one model, but has counters of {', '.join(sorted(models))}.")
-    totals, off, positions = dict[str, int](), dict[str, float](), dict[str, dict[int, int]]()
+    totals, off, positions = Counter[str](), defaultdict[str, float](float), defaultdict[str, Counter[int]](Counter)
     for series in {**before, **after}:
         name, labels = series
         begin, end = before.get(series, 0.0), after.get(series, 0.0)
@@ -129,20 +130,17 @@ def counters_among(
                 f"{name}{dict(labels) or ''} fell from {begin:g} to {end:g}."
             )
         if (position := dict(labels).get(label)) is None:
-            totals[name] = totals.get(name, 0) + round(end - begin)
-            off[name] = off.get(name, 0.0) + six_digits(begin) + six_digits(end)
+            totals[name] += round(end - begin)
+            off[name] += six_digits(begin) + six_digits(end)
         else:
-            counts = positions.setdefault(name, {})
             number = int(position) if re.fullmatch(r"\d{1,4}", position, re.ASCII) else -1
-            counts[number] = counts.get(number, 0) + round(end - begin)
-    by_position = {name: _in_order(counts, path) for name, counts in positions.items()}
+            positions[name][number] += round(end - begin)
+    by_position = dict[str, list[int]]()
+    for name, counts in positions.items():
+        by_position[name] = [counts[place] for place in sorted(counts)]
+        if sorted(counts) != list(range(len(counts))):
+            raise InvalidInput(f"{path} must have every position from 0 on, but has {sorted(counts)}: was it cut off?")
     return Counters(totals, by_position, off, path, (SINCE_START,) if len(files) == 1 else ())
-
-
-def _in_order(counts: Mapping[int, int], path: Path) -> list[int]:
-    if sorted(counts) != list(range(len(counts))):
-        raise InvalidInput(f"{path} must have every position from 0 on, but has {sorted(counts)}: was it cut off?")
-    return [counts[position] for position in sorted(counts)]
 
 
 def _scrape(text: str, path: Path, prefix: str, names: Sequence[str]) -> dict[Series, float]:
