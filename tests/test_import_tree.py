@@ -140,7 +140,9 @@ def test_refused_list(name):
         tree_in(text)
 
 
-@pytest.mark.parametrize("text", ["[[0], (0, 0)]", "heads = 2\nmine = [[0], [0, 0]]\nprint(heads)"])
+@pytest.mark.parametrize(
+    "text", ["[[0], (0, 0)]", "heads = 2\nmine = [[0], [0, 0]]\nprint(heads)", "speculative-num-draft-tokens: 3"]
+)
 def test_other_notation(text):
     """A list is read in other notations."""
     assert tree_in(text) == Tree.chain(2)

@@ -229,15 +229,17 @@ def _literal(text: str) -> Choices | None:
 def _flags(text: str) -> dict[str, dict[str, Any]]:
     """The flags of launch commands by line; JSON and numbers among them are read."""
     text, lines = re.sub(r"#.*", "", text), dict[str, dict[str, Any]]()
+    number, place, counts_root = 1, 0, True
     for flag in FLAG.finditer(text):
-        begin, value = text.rfind("\n", 0, flag.start()), next(filter(None, flag.groups()[1:]), "")
-        name = flag[1].replace("-", "_")
-        if "lmdeploy" in text[begin + 1 : flag.start()]:  # whose length leaves the root out
+        *before, here = text[place : flag.start()].split("\n")
+        number, place = number + len(before), flag.start()
+        counts_root = (counts_root or bool(before)) and "lmdeploy" not in here
+        name, value = flag[1].replace("-", "_"), next(filter(None, flag.groups()[1:]), "")
+        if not counts_root:
             name = name.replace("speculative_num_draft_tokens", "num_speculative_tokens")
         with suppress(ValueError):
             value = loads(value) if value[:1] == "{" or value.isdigit() else value
-        line = text.count("\n", 0, flag.start()) + 1
-        lines.setdefault(f"line {line}", {})[name] = value
+        lines.setdefault(f"line {number}", {})[name] = value
     return lines
 
 
@@ -245,7 +247,7 @@ def _lengths(places: Iterable[tuple[str, Any]]) -> dict[str, Choices]:
     """The chains whose length a configuration or a flag has."""
     lengths = {}
     for place, value in places:
-        key = place.rpartition(".")[2]
+        key = place.rpartition(".")[2].replace("-", "_")
         if key in LENGTHS and type(value) is int and value > 0:
             lengths[place] = Tree.chain(value - (key in ROWS)).choices
     return lengths
