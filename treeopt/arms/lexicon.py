@@ -69,10 +69,11 @@ AXES = _compiled(
     ("position", r"\bpos(?:ition)?[ #=]*(\d+)\b"),
 )  # fmt: skip
 PLAIN = re.compile(
-    rf"\b(?:no|non|without|w/o)[- ]?{SPECULATION}(?: decoding)?|\b{SPECULATION}[ :=]*(?:off|disabled|none)\b|"
+    rf"\b(?:no|non|without|w/o)[- ]?{SPECULATION}(?: decoding)?|\bwithout it\b|\b{SPECULATION}[ :=]*(?:off|disabled|none)\b|"
     r"\b(?:off|baseline|base|vanilla|none|autoregressive|plain|disabled|ar|target[- ]only)\b(?: decoding)?",
     re.IGNORECASE,
 )
+SPECULATES = re.compile(rf"\bwith {SPECULATION}", re.IGNORECASE)
 ADAPTIVE = re.compile(
     r"\b(?:adaptive|dynamic|auto)\b(?: ?\(?(?:<=|≤|up to |max )? ?\d+(?:[-–]\d+)?\)?)?", re.IGNORECASE
 )

@@ -216,6 +216,8 @@ class _Reader:
                 and ("drafter" in closer or not (closer or has_figure(words)))
             ):
                 closer["drafter"] = drafter
+            elif not closer and lexicon.SPECULATES.search(words.rest):
+                closer["drafter"] = lexicon.UNNAMED
             axes = _joined(axes, closer)
             if has_figure(words):
                 self.figure(words, _joined(self.context, axes), number, content)
