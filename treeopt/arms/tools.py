@@ -8,8 +8,8 @@ llama-batched-bench, llama-bench                without speculation
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,68 +34,61 @@ MANY = 0.02  # steps without a draft over those with one, above which they are c
 OTHERS = 1.1  # tokens of all drafts over those that were answered, above which other requests were counted too
 
 
-@dataclass(frozen=True)
-class Results:
-    """What was read of some files: arms, what the columns mean, and notes with the places of their runs."""
-
-    arms: list[Arm] = field(default_factory=list)
-    meanings: dict[str, str] = field(default_factory=dict)
-    notes: dict[str, list[str]] = field(default_factory=dict)
-
-    def read(self, content: Any, path: Path) -> None:
-        records = list(limit_rows(records_of(content), path))
-        some_drafted = any(map(_drafted, (record for _, record in records)))
-        for number, (titles, record) in enumerate(records, 1):
-            form = next((form for form in FORMS if set(form[0]) <= record.keys()), None)
-            if form is None:
-                continue
-            where = f"{path}, run {number}"
-            given = {name: value for name, value in record.items() if value is not None}
-            try:
-                # A run without drafts beside others with drafts is not what the file's name says.
-                names = titles if some_drafted and not _drafted(record) else [*titles, path.stem]
-                arm, notes = form[1](given, names, where)
-            except InvalidInput as error:
-                raise InvalidInput(f"{where}: {error}") from None
-            self.arms.extend([] if arm is None else [typed(Arm, document(arm), where)])
-            self.meanings.update({name: meaning for name, meaning in form[2].items() if name in given})
-            for note in notes:
-                self.notes.setdefault(note, []).append(where)
-
-    def whole(self) -> Arms:
-        """All arms; a note on several runs is one, with the first of their places."""
-        notes = []
-        for note, places in self.notes.items():
-            others = f" and {len(places) - 1} more" if len(places) > 1 else ""
-            notes.append(f"{places[0]}{others}: {note}")
-        return Arms(arms=tuple(self.arms), meanings=self.meanings, notes=tuple(notes))
-
-
 def read_tool(content: Any, path: Path) -> Arms | None:
     """The arms in a result of a benchmarking tool; None where it is of none.
 
     content : as `load_file` gives it
     """
-    results = Results()
-    results.read(content, path)
-    return results.whole() if results.meanings else None
+    return _results([(content, path)], {})
 
 
 def read_sweep(folder: Path) -> Arms:
     """The arms in a folder of vllm bench sweep serve, or with results of a tool; an arm for each run."""
     files = sorted(file for file in folder.rglob("run=*.json") if re.fullmatch(r"run=\d+\.json", file.name))
     files = files or sorted(file for file in folder.rglob("*") if file.suffix in SUFFIXES)
-    results = Results()
-    for file in limit_rows(files, folder):
-        results.read(load_file(file), file)
-    if not results.meanings:
+    failed = list(map(str, sorted(folder.rglob("*failure.json"))))
+    contents = ((load_file(file), file) for file in limit_rows(files, folder))
+    results = _results(contents, {"this run failed.": failed} if failed else {})
+    if results is None:
         raise InvalidInput(
             f"{folder} must have results of a benchmarking tool, as vllm bench sweep serve writes them (run=0.json of each "
             "setting), but has none."
         )
-    if failed := list(map(str, sorted(folder.rglob("*failure.json")))):
-        results.notes["this run failed."] = failed
-    return results.whole()
+    return results
+
+
+def _results(contents: Iterable[tuple[Any, Path]], notes: dict[str, list[str]]) -> Arms | None:
+    """The arms in the contents of files; None where none is of a tool. A note on several runs is one.
+
+    notes : the places of each
+    """
+    arms, meanings = list[Arm](), dict[str, str]()
+    for content, path in contents:
+        records = list(limit_rows(records_of(content), path))
+        some_drafted = any(_drafted(record) for _, record in records)
+        for number, (titles, record) in enumerate(records, 1):
+            form = next((form for form in FORMS if set(form[0]) <= record.keys()), None)
+            if form is None:
+                continue
+            where = f"{path}, run {number}"
+            given = {name: value for name, value in record.items() if value is not None}
+            # A run without drafts beside others with drafts is not what the file's name says.
+            names = titles if some_drafted and not _drafted(record) else [*titles, path.stem]
+            try:
+                arm, its_notes = form[1](given, names, where)
+            except InvalidInput as error:
+                raise InvalidInput(f"{where}: {error}") from None
+            arms.extend([] if arm is None else [typed(Arm, document(arm), where)])
+            meanings.update({name: meaning for name, meaning in form[2].items() if name in given})
+            for note in its_notes:
+                notes.setdefault(note, []).append(where)
+    if not meanings:
+        return None
+    placed = []
+    for note, places in notes.items():
+        others = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        placed.append(f"{places[0]}{others}: {note}")
+    return Arms(arms=tuple(arms), meanings=meanings, notes=tuple(placed))
 
 
 class Served(BaseModel):
