@@ -114,7 +114,7 @@ def _set_axes(text: str) -> tuple[dict[str, str], str]:
     for axis, pattern in lexicon.AXES:
         if match := pattern.search(text):
             axes.setdefault(axis, next(group for group in match.groups() if group))
-            text = _blanked(text, *match.span())
+            text = pattern.sub(lambda match: lexicon.BLANK * len(match[0]), text)
     if "block" in axes:
         block = int(axes.pop("block"))
         axes.setdefault("k", str(max(0, block - 1)))

@@ -61,7 +61,7 @@ CONCURRENCY = (
 AXES = _compiled(
     ("block", rf"\b(?:{BLOCK}) ?[=:]? ?(\d+)\b|(?:(?<=(?:flash|lash2|spark|omino)[ -])|(?<=mtp[ -]))b ?=? ?(\d+)\b"),
     ("k", rf"(?<![a-z])(?:{K}|k|steps|spec|fixed|static)(?: ?[=:] ?| )(\d+)\b|\bdraft(?: ?= ?|[ -])(\d{{1,2}})\b(?!\.\d)|(?<!@ )\b[dn] ?=? ?(\d{{1,2}})\b|\bk(\d+)\b|\b(\d{{1,2}}) (?:(?:spec\w*|draft\w*) tokens?|(?:(?:spec\w*|draft\w*) )?steps?)\b|\((\d+) (?:tokens?|steps?|drafts?)\)"),
-    ("concurrency", rf"\b{CONCURRENCY} ?[=:@-]? ?(\d+)\b|\b(?:c|b(?! ?[123]00\b)) ?(\d{{1,3}})\b|\b[cb] ?= ?(\d+)\b|@ ?(\d+)\b|\b(\d+) (?:users?|clients?|streams?|parallel|"
+    ("concurrency", rf"\b{CONCURRENCY} ?[=:@-]? ?(\d+)\b|\b(?:c|b(?! ?[123]00\b)) ?(\d{{1,3}})\b|\b[cb] ?[=≥] ?(\d+)\b|@ ?(\d+)\b|\b(\d+) (?:users?|clients?|streams?|parallel|"
                     r"concurrent|reqs?|requests|slots)\b(?: \w+)?"),
     ("temperature", r"\btemp(?:erature)? ?[=:]? ?(\d+(?:\.\d+)?)|\bt ?= ?(\d+(?:\.\d+)?)"),
     ("context", r"@ d(\d+)\b|\b(\d+ ?k?) (?:ctx|context)\b|\b(?:ctx|context)(?: len\w*)? ?[=:]? ?(\d+ ?k?)\b"),
