@@ -93,7 +93,6 @@ def bench_plan(run: RunDirectory, asked: Mapping[str, Any], options: Mapping[str
             provenance=replace(Provenance.here(), acceptance={"rule": "greedy"}, engine=runtime),
         )
         run.replace_bench(found, plan, size, LAUNCHED)
-        note(*_about_texts(found))
         results.append(found)
     discard(folder)
     return results[0]
@@ -301,13 +300,3 @@ def _contender(name: str, draft: Draft | None, at: Sequence[Visit], load: Load, 
         spread=True,
         predicted=Predicted.of(predicted.get(name)),
     )
-
-
-def _about_texts(bench: Benchmark) -> list[str]:
-    """A sentence on every contender that answers otherwise than plain decoding, or than itself where it is that."""
-    return [
-        f"At batch size {one.batch_size} {one.name} answers {one.compared - one.identical} of {one.compared} prompts otherwise "
-        f"than the first launch of plain decoding: in half precision near ties turn, in float32 the server is at fault."
-        for one in bench.contenders
-        if one.identical < one.compared
-    ]
