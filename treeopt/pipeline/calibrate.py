@@ -173,8 +173,7 @@ def collect(
     numbered = blocks_of(conversations, batch_size, shard)
     sizes = {number: len(block) for number, block in enumerate(numbered.values())}
     asked = tuple(c for block in numbered.values() for c in block)
-    key = {**meta, **counts.record, "conversations": all_prompts, **limits}
-    key |= {} if shard == WHOLE else {"shard": str(shard)}
+    key = {**meta, **counts.record, "conversations": all_prompts, "shard": str(shard), **limits}
     journal, prompts = Journal(folder.absolute(), key, ".npz"), replace(session.prompts, conversations=asked)
     work = RankBlocks(session.source, session.provenance().threads or 1, prompts, size=size, counts=counts, **limits)
     with progress(title, len(asked)) as advance:

@@ -58,7 +58,10 @@ def search_copied(
     **options: Any,
 ) -> Plan:
     """The best setting of an engine's drafters of text, or of all engines', for each batch size; options as of `search`."""
-    check_options(options, batch_sizes)
+    if wrong := [name for name, value in options.items() if value != UNUSED[name]]:
+        raise InvalidInput(f"`{wrong[0]}` is for trees, and drafters that copy text have settings: leave it out.")
+    if isinstance(batch_sizes, Mapping):
+        raise InvalidInput("Drafters that copy text are planned for each batch size: leave the shares out.")
     log = run.read_requests()
     timed, latencies = find_latencies(run, profile, own=True) or (None, None)
     sizes = list(batch_sizes or (latencies.batch_sizes if latencies else (1,)))
@@ -78,14 +81,6 @@ def search_copied(
         parts = {name: log.select(which) for name, which in of.items() if len(which)}
         plan_groups(run, parts, latencies, lambda part: planned(part, costs, request, drafters))
     return plan
-
-
-def check_options(options: Mapping[str, Any], batch_sizes: object) -> None:
-    """Raise InvalidInput for options that are not for drafters that copy text."""
-    if wrong := [name for name, value in options.items() if value != UNUSED[name]]:
-        raise InvalidInput(f"`{wrong[0]}` is for trees, and drafters that copy text have settings: leave it out.")
-    if isinstance(batch_sizes, Mapping):
-        raise InvalidInput("Drafters that copy text are planned for each batch size: leave the shares out.")
 
 
 def asked_drafters(engine: str | None, method: str | None) -> list[str]:
