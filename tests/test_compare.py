@@ -374,7 +374,7 @@ def test_what_cannot_be_compared_is_said(files, tmp_path):
         ((old, files / "profile.json"), "none of them"),
         ((old, old, old), "got 2"),
         ((old,), "--group-by"),
-        ((old, tmp_path / "nothing"), "cannot be read"),
+        ((old, tmp_path / "nothing"), "does not exist"),
     ]:
         assert said in invoke("compare", *words, "--budget", 4, code=1).stderr
     assert "--tolerance" in invoke("compare", old, old, "--tolerance", 100, code=2).stderr
