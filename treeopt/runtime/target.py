@@ -318,12 +318,3 @@ def uses_cuda_graphs(target: Target) -> bool:
         and target.device.type == "cuda"
         and not torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
     )
-
-
-def compiled_note(target: Target) -> str:
-    """A sentence on what torch.compile did in this process."""
-    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    skipped = target.device.type == "cuda" and not uses_cuda_graphs(target)
-    return f"torch.compile made {graphs} graphs of the target" + (
-        ", and CUDA graphs of not all of them: the profile says that there were none." if skipped else "."
-    )

@@ -72,7 +72,7 @@ def profile(
 
     A batch size that does not fit into memory is halved, unless that one is measured anyway.
     """
-    from treeopt.runtime.target import compile_target, compiled_note
+    from treeopt.runtime.target import compile_target
 
     wanted, is_random, opened = Wanted(**options), session.weights != "checkpoint", None
     if is_random and not wanted.contexts:
@@ -102,10 +102,7 @@ def profile(
     measurement.measure()
     points, plain = all_timings(measurement.found)
     info = _info(session, measurement) | {"inputs": inputs_of(used) if used else {}}
-    result = finish(run, LatencyProfile(points, plain, runtime, info), wanted.precision)
-    if compiled:
-        note(compiled_note(session.target))
-    return result
+    return finish(run, LatencyProfile(points, plain, runtime, info), wanted.precision)
 
 
 def _opened(engine: str, session: Session, max_new_tokens: int, wanted: Wanted, own: Mapping[str, object]) -> Stepper:
