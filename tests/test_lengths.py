@@ -18,6 +18,7 @@ import pytest
 
 from treeopt.arms.arm import Arm, Arms
 from treeopt.engines.registry import ENGINES
+from treeopt.errors import InvalidInput
 from treeopt.pipeline import lengths
 from treeopt.serving import visit
 from treeopt.serving.client import Answer, Server
@@ -200,6 +201,21 @@ def test_a_server_that_drafts_otherwise_is_refused(tmp_path, more, says):
     length = says[0]
     found = invoke(*words(tmp_path, launch(tmp_path, *more), "--lengths", length), code=1)
     assert says in " ".join(found.stderr.split())
+
+
+def test_drafts_without_a_count_of_guesses_are_said_without_a_length(monkeypatch):
+    """SGLang counts its passes alone: it was said to make drafts of 0.00 guesses."""
+
+    async def counted(*_):
+        return [], visit.Drafts(drafts=120)
+
+    async def driven(*_, **__):
+        return []
+
+    monkeypatch.setattr(visit, "_counted", counted)
+    monkeypatch.setattr(visit, "drive", driven)
+    with pytest.raises(InvalidInput, match="0 guesses a step were asked for, but the server made 120 drafts: launch"):
+        anyio.run(visit.visited, None, 0, visit.PLAIN, {1: (["x"], [1])})
 
 
 AT_4 = {  # engine, its options, these with 4 guesses, the drafter's name
