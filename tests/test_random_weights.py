@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from treeopt import pipeline
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.grow import product_values
+from treeopt.records.calibration import Calibration
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.decode import Decoder, Setup, decode
 from treeopt.runtime.random_weights import DrawnAcceptance, last_node_shares, open_random_session
@@ -21,7 +22,9 @@ from treeopt.runtime.target import Target, compile_target
 from treeopt.trees.tree import Tree
 
 from .conftest import HEADS, tiny_heads, tiny_model, trees
-from .test_profile import CALIBRATION, NEVER, QUICK
+from .test_profile import NEVER, QUICK
+
+CALIBRATION = Calibration(np.array([[50, 20, 10], [40, 15, 8], [30, 10, 5], [20, 8, 4]]), np.full(4, 100))
 
 LLAMA = {"model_type": "llama", "vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 96,
