@@ -154,6 +154,7 @@ BOMBS = {
     "model: a trillion tokens": (MODEL, "", model_with("config.json", {"vocab_size": 10**12})),
     "model: a header of an exabyte": (MODEL, "", model_with("model.safetensors", (2**60).to_bytes(8, "little"))),
     "model: nested config": (MODEL, "", model_with("tokenizer_config.json", "[" * 10**6)),
+    "model: a template that writes a book": (MODEL, "", model_with("chat_template.jinja", "{{ 'a' * 10000000 }}")),
 }
 
 

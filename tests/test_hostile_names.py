@@ -251,7 +251,7 @@ def test_a_path_is_never_asked_of_a_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", asked)
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", asked)
-    monkeypatch.setattr(prompt_files, "_hub", asked)
+    monkeypatch.setattr("datasets.load_dataset", asked)
     (tmp_path / "models").mkdir()
     for name in PATHS:
         for option, load in (("model", load_target), ("drafter", find_checkpoint), ("prompts", prompt_files.read_rows)):

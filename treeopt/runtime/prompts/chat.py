@@ -30,6 +30,7 @@ Message = tuple[str, str]  # role (system, user or assistant), text
 BLANK_LINE = "\n\n"
 # Templates that write today's date are given this day's, or a prompt would not be the same tomorrow.
 SOME_DAY = datetime(2025, 1, 1)
+MOST_ADDED = 2**17  # characters that a template may write beside four times what it is given
 NO_OPTIONS: Mapping[str, Any] = {}
 
 
@@ -64,10 +65,16 @@ class ChatTemplate:
         """
         template = compiled(self.named.get("tool_use" if options.get("tools") else "default", self.named["default"]))
         values = {"tools": None, "documents": None, **self.special, **options}
+        most = 4 * len(str((messages, options))) + MOST_ADDED
+        text = ""
         try:
-            return str(template.render(values | {"messages": messages, "add_generation_prompt": not finished}))
+            for part in template.generate(values | {"messages": messages, "add_generation_prompt": not finished}):
+                text += part
+                if len(text) > most:
+                    raise TemplateError(f"it writes more than {most:,} characters")
         except Exception as error:  # a template is a program, and may raise anything
             raise ValueError(f"the chat template refuses it: {first_line(error)}") from None
+        return text
 
 
 class _Generation(Extension):
