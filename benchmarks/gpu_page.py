@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,8 @@ def page(measured: Path, known: Mapping[str, Figures], profiles: Mapping[tuple[s
     lines = [
         "# Steps on a GPU", "",
         f"`make gpu` wrote this page and the profiles that it names, on {roofs['device']} ({made['machine']}), {made['time'][:10]}: {versions}.",
-        "What was cut off is missing. Models have random weights: what a step costs depends on shapes.", "",
+        "What was cut off is missing. Models have random weights: what a step costs depends on shapes. Of each number of rows the deepest tree is shown;",
+        "the profiles have all.", "",
         f"The tests that need a GPU: {tests_said(measured)}.", "",
         "## Texts", "",
         "Answers that are those of plain decoding, one row at a time. `graphs` are whole steps replayed as CUDA graphs.", "",
@@ -121,7 +122,7 @@ def page(measured: Path, known: Mapping[str, Figures], profiles: Mapping[tuple[s
 
 
 def shape_lines(measured: Path, shape: str, known: Mapping[str, Figures], profiles: Mapping[str, Any]) -> list[str]:
-    """A section: every step in every way beside the roofline, then memory and what went wrong."""
+    """A section: the deepest step of each size in every way beside the roofline, then memory and what went wrong."""
     roofs = next(iter(profiles.values()))[2]
     model, (device, _) = shape_of(str(measured / "configs" / f"{shape}.json"))[0], device_of(roofs["roofline"])
     ways = [way for way in WAYS if way in profiles]
@@ -152,7 +153,7 @@ def shape_lines(measured: Path, shape: str, known: Mapping[str, Figures], profil
         + ", ".join(f"`{profiles[way][0]}`" for way in ways) + ".", "",
         *table(
             "batch size | context | rows | depth | roofline ms | x | " + " | ".join(f"{way} ms | x" for way in ways),
-            ((*at, *cells(at)) for at in sorted(set().union(*timed.values()))),
+            ((*at, *cells(at)) for at in deepest(set().union(*timed.values()))),
         ),
         *table(
             "batch size | context | steps | most memory | logits off by, in standard deviations",
@@ -166,6 +167,11 @@ def shape_lines(measured: Path, shape: str, known: Mapping[str, Figures], profil
             ),
         ),
     ]  # fmt: skip
+
+
+def deepest(steps: Collection[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Of steps (batch size, context, rows, depth) those that are the deepest with their rows, sorted."""
+    return sorted({step[:3]: step for step in sorted(steps)}.values())
 
 
 def key(timing: StepTiming) -> tuple[int, ...]:
