@@ -99,19 +99,20 @@ def page(measured: Path, known: Mapping[str, Figures], profiles: Mapping[tuple[s
         "Answers that are those of plain decoding, one row at a time. `graphs` are whole steps replayed as CUDA graphs.", "",
     ]  # fmt: skip
     exact = [figure for figure in known.get("exactness", []) if "way" in figure]
+    ways = list(dict.fromkeys(figure["way"] for figure in exact))
+    cases: dict[tuple[object, ...], dict[str, dict[str, Any]]] = {}
+    for figure in exact:
+        case = tuple(figure[name] for name in ("model", "dtype", "rows", "batch_size"))
+        cases.setdefault(case, {})[figure["way"]] = figure
     lines += table(
-        "model | dtype | steps | rows | batch size | equal | tokens per step",
+        f"model | dtype | rows | batch size | {' | '.join(f'equal, {way}' for way in ways)} | tokens per step",
         (
             (
-                f["model"],
-                f["dtype"],
-                f["way"],
-                f["rows"],
-                f["batch_size"],
-                f"{f['equal']} of {f['compared']}",
-                f"{f['tokens_per_step']:.2f}",
+                *case,
+                *(f"{by_way[way]['equal']} of {by_way[way]['compared']}" if way in by_way else "–" for way in ways),
+                ", ".join(dict.fromkeys(f"{figure['tokens_per_step']:.2f}" for figure in by_way.values())),
             )
-            for f in exact
+            for case, by_way in cases.items()
         ),
     )
     for shape in dict.fromkeys(shape for shape, _ in profiles):
