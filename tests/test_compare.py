@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -78,7 +79,6 @@ def as_counted(trace: RankTrace) -> Calibration:
 
 @given(traces(sequences=6))
 def test_what_guesses_reach_is_that_of_plain_loops(trace):
-    """Survival has its loops in test_acceptance_export."""
     hits, trials = np.zeros(trace.num_heads), np.zeros(trace.num_heads)
     for first, end in zip(trace.starts[:-1], trace.starts[1:], strict=True):
         for state in range(first, end - 1):
@@ -87,6 +87,25 @@ def test_what_guesses_reach_is_that_of_plain_loops(trace):
     found = shares_of(trace, TOP_1, trace.num_heads)
     assert found.values == pytest.approx(hits / np.maximum(trials, 1))
     assert found.conversations == trace.num_sequences
+
+
+@given(traces())
+def test_survival_is_that_of_decoding_step_by_step(trace):
+    for length in range(1, trace.num_heads + 1):
+        right, tried = np.zeros(length), np.zeros(length)
+        for start, end in pairwise(trace.starts.tolist()):
+            state = start
+            while state < end - 1:
+                accepted = 0
+                for rank in trace.ranks[state, :length].tolist():
+                    tried[accepted] += rank != NO_TRIAL
+                    if rank != 0:
+                        break
+                    right[accepted] += 1
+                    accepted += 1
+                state += 1 + accepted
+        expected = np.cumprod(right / np.maximum(tried, 1))
+        assert shares_of(trace, SURVIVAL, length).values == pytest.approx(expected)
 
 
 def test_errors_are_those_of_the_bootstrap_over_conversations():

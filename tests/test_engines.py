@@ -441,6 +441,18 @@ def test_list_engines_json():
             assert row[name] == (list(value) if isinstance(value, tuple) else value), name
 
 
+def test_an_engine_runs_here_if_its_server_is_on_the_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (option,) = engine_table.runs_here(ENGINES["llama-cpp"])
+    assert option == "--launch 'llama-server ...'"
+    assert engine_table.runs_here(ENGINES["llama-cpp"]) == {option: False}
+    (tmp_path / "llama-server").touch(mode=0o755)
+    assert engine_table.runs_here(ENGINES["llama-cpp"]) == {option: True}
+    rows = json.loads(listed("engines", "--json"))["engines"]
+    assert {row["engine"] for row in rows if row["runs_here"].get(option)} == {"llama-cpp"}
+    assert "llama-cpp by --launch" in listed("engines", columns=200)
+
+
 def test_list_topics():
     """The command takes its topics and no other."""
     summary = json.loads(listed("--json"))

@@ -80,7 +80,6 @@ LIGHT = (
     "show",
     "score mc_sim_7b_63 --calibration vicuna-7b-medusa1",
     "import table.csv --trials 1000 --run imported",
-    "export --to acceptance --run imported",
     "import-tree treeopt-run/plan.json",
     "export --to medusa",
     "plot",

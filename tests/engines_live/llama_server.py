@@ -13,9 +13,8 @@ import shutil
 import subprocess
 import tarfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +89,8 @@ def said(server: Path, *options: str) -> tuple[int, str]:
     return ended.returncode, ended.stderr.strip() + ended.stdout.strip()
 
 
-def answered(
-    server: Path, folder: Path, prompts: Sequence[Sequence[int]], into: Path, told: Iterable[Mapping[str, int]] = ()
-) -> Served:
-    """The greedy answers of the server that the folder's commands.sh starts, one after another; files go ``into``.
-
-    told : for each answer what else is asked of it
-    """
+def answered(server: Path, folder: Path, prompts: Sequence[Sequence[int]], into: Path) -> Served:
+    """The greedy answers of the server that the folder's commands.sh starts, one after another; files go ``into``."""
     found = Served([], into / "before.txt", into / "after.txt", into / "log.txt")
     port = free_port()
     path = f"{server.parent}{os.pathsep}{os.environ['PATH']}"
@@ -104,9 +98,9 @@ def answered(
     print((folder / "commands.sh").read_text(encoding="utf-8").strip())
     with serving(["sh", "commands.sh"], folder, variables, found.log, port) as address:
         found.before.write_bytes(fetched(f"{address}/metrics"))
-        for prompt, more in zip_longest(prompts, told, fillvalue={}):
+        for prompt in prompts:
             asked = {"prompt": prompt, "n_predict": TOKENS, "temperature": 0, "cache_prompt": False}
-            answer = fetched(f"{address}/completion", {**asked, **more, "return_tokens": True})
+            answer = fetched(f"{address}/completion", {**asked, "return_tokens": True})
             found.answers.append(json.loads(answer))
         found.after.write_bytes(fetched(f"{address}/metrics"))
     return found

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from treeopt import demo
-from treeopt.records.trace import RankTrace
 
 from ..conftest import treeopt
 from .gguf_model import write_gguf
 from .llama_server import Served, answered, built
-from .started import LENGTH, PROMPTS, exported, greedy_answers, predicted
+from .started import LENGTH, exported, greedy_answers, predicted
 
 pytestmark = pytest.mark.slow
 
@@ -67,67 +65,6 @@ def test_its_log_and_its_metrics_are_imported(served, run, tmp_path):
     tokens = 1 + sum(metrics)
     print(f"survival {metrics}: {tokens:.2f} tokens per step, where the plan says {predicted(run):.2f}")
     assert tokens == pytest.approx(predicted(run), rel=0.1)
-
-
-ANSWER, TIMES = 200, 10  # tokens of an answer at most; how often each is drawn
-
-
-def test_it_accepts_by_chance_what_it_accepts_of_the_drafter(server, run, models, tmp_path):
-    """Rates of the trace, drawn in 7,000 steps or more: the mean's error is 0.9 %, and seeds are given.
-
-    Answers are as long as the trace's, so that loops are cut, and the last drafts of both are alike.
-    """
-    own = tmp_path / "run"
-    options = ("--max-new-tokens", ANSWER, "--num-prompts", len(PROMPTS))
-    treeopt(
-        "calibrate", "--run", own, "--model", "demo", "--drafter", "draft", "--prompts", run / "prompts.jsonl", *options
-    )
-    trace = RankTrace.load(own / "trace.npz")
-    texts = [(prompt, text) for prompt, begun in greedy_answers() for text in trace.texts if is_begun_so(text, begun)]
-    prompts, lengths = [prompt for prompt, _ in texts], [len(text) for _, text in texts]
-    assert len(texts) >= 12
-    folder = exported(run, "llama-cpp", models)
-    real = answered(server, folder, prompts, tmp_path, [{"n_predict": n} for n in lengths])
-    same = sum(answer["tokens"] == text for answer, (_, text) in zip(real.answers, texts, strict=True))
-    print(f"{same} of {len(prompts)} answers have the tokens of the trace")
-
-    chance = Path(shutil.copytree(folder, tmp_path / "chance"))
-    command = (chance / "commands.sh").read_text(encoding="utf-8").strip()
-    (chance / "commands.sh").write_text(f"{command} {rates_of(own)}\n", encoding="utf-8")
-    into = tmp_path / "drawn"
-    into.mkdir()
-    asked = [
-        {"n_predict": n, "seed": 16 * i + k, "ignore_eos": True} for i in range(TIMES) for k, n in enumerate(lengths)
-    ]
-    drawn = answered(server, chance, prompts * TIMES, into, asked)
-
-    (steps, wanted), (draws, got) = counted(real), counted(drawn)
-    means = [sum(wanted) / steps, sum(got) / draws]
-    print(f"accepted per step: {means[0]:.4f} of the drafter in {steps} steps, {means[1]:.4f} by chance in {draws}")
-    print(f"by position: {[n / steps for n in wanted]}, {[n / draws for n in got]}")
-    assert draws > 7_000
-    assert means[1] == pytest.approx(means[0], rel=0.02)
-    assert [n / draws for n in got] == pytest.approx([n / steps for n in wanted], abs=0.02)
-    survival(real.before, real.after, into=tmp_path / "counted")
-    assert numbers(rates_of(tmp_path / "counted")) == pytest.approx(numbers(rates_of(own)), abs=0.02)
-
-
-def is_begun_so(text: list[int], begun: list[int]) -> bool:
-    """Whether an answer of the trace, which may be cut, is the one that transformers begins."""
-    shared = min(len(text), len(begun))
-    return text[:shared] == begun[:shared]
-
-
-def rates_of(run: Path) -> str:
-    """The options that llama.cpp takes in place of the drafter, for chains of `LENGTH`."""
-    treeopt("export", "--run", run, "--to", "acceptance")
-    lines = (run / "export" / "acceptance" / "llama-cpp.txt").read_text(encoding="utf-8").splitlines()
-    (line,) = [line for line in lines if f"--spec-draft-n-max {LENGTH} " in line]
-    return line
-
-
-def numbers(line: str) -> list[float]:
-    return [float(number) for number in line.rsplit(" ", 1)[1].split(",")]
 
 
 def counted(served: Served) -> tuple[int, list[int]]:

@@ -23,7 +23,6 @@ import yaml
 from tests.engine_rows import COPIED, chains, export
 from tests.engines_live.finders import argparse_flags
 from treeopt.cli import cli
-from treeopt.engines import acceptance
 from treeopt.engines.base import Method, Written
 from treeopt.engines.registry import ENGINES
 from treeopt.errors import TreeoptError
@@ -61,15 +60,7 @@ def words_of_engine(engine: str) -> dict[Word, set[str]]:
         if method.status == "live":
             for word in words_of_method(engine, method):
                 found[word].add(method.name)
-    for word in words_of_acceptance(engine):
-        found[word].add(acceptance.NAME)
     return found
-
-
-def words_of_acceptance(engine: str) -> Iterator[Word]:
-    """The words that the engine takes in place of a drafter, where it does."""
-    *_, line = acceptance.write({"all": [[0.5]]}, "").get(f"{engine}.txt", "").splitlines() or [""]
-    yield from _words_of_config(json.loads(line), CONFIG) if line.startswith("{") else _words_of_commands(line, {})
 
 
 def words_of_method(engine: str, method: Method) -> set[Word]:

@@ -225,16 +225,15 @@ def export(
     """Write the chosen trees as an engine's own configuration.
 
     The command that uses them is printed. What the engine would refuse or misread is refused here, with the search to run
-    instead. acceptance, which needs no plan, is what engines and simulators take in place of a real drafter.
+    instead.
 
     \b
     Example:
         treeopt export --to tensorrt-llm --batch-size 4
         treeopt export --to vllm
-        treeopt export --to acceptance
         treeopt export --to neuron-medusa --tree mc_sim_7b_63
 
-    engine : the serving engine (treeopt list engines), or acceptance
+    engine : the serving engine (treeopt list engines)
     tree   : export this tree instead of the plan's: a file, or the name of a published one
     heads  : number of heads of the drafter of ``tree``; by default those of the run's, or the depth of the tree
     anyway : export although the plan is stale, or was measured slower than plain decoding

@@ -19,7 +19,7 @@ from treeopt.growth.lanes import lanes_of, steps_of
 from treeopt.growth.paths import Paths
 from treeopt.growth.rates import Rates, by_conversation
 from treeopt.records.pools import Counts
-from treeopt.records.trace import NO_TRIAL, RankTrace
+from treeopt.records.trace import RankTrace
 from treeopt.trees.draft import MOST_BLOCK, MOST_ROWS, DDTree, Draft, DynamicLimits, DynamicTree, product_size
 from treeopt.trees.tree import Choice, IntArray, Tree
 
@@ -99,23 +99,6 @@ def length_counts(trace: RankTrace, accepted: NDArray[Any], depth: int) -> IntAr
     [0, 2]
     """
     return np.bincount(accepted[visited(trace, accepted)], minlength=1 + depth)
-
-
-def chain_survival(trace: RankTrace, depth: int) -> list[list[float]]:
-    """Survival of the chains of 1, 2, ... D guesses: the share of a chain's steps that accept 1, 2, ... guesses.
-
-    The end of a sequence leaves no guess to try, so this is Kaplan and Meier's product over the steps with a trial.
-
-    >>> chain_survival(RankTrace(np.array([[3], [0], [3], [-2]]), np.array([0, 4])), 1)
-    [[0.5]]
-    """
-    reach, survival = accepted_lengths(trace, Tree.chain(depth)), list[list[float]]()
-    for k in range(1, depth + 1):
-        states, places = visited(trace, np.minimum(reach, k)), np.arange(k)
-        right = reach[states, None]  # (n, 1)
-        tried = ((right >= places) & (trace.ranks[states, :k] != NO_TRIAL)).sum(0)
-        survival.append(np.cumprod((right > places).sum(0) / np.maximum(tried, 1)).tolist())
-    return survival
 
 
 def count_visits(trace: RankTrace, tree: Tree) -> IntArray:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from treeopt.engines.acceptance import NAME as ACCEPTANCE
 from treeopt.engines.base import About, Written
 from treeopt.engines.plans import AS_PLANNED, ExportOptions, has_dynamic, method_for_plan, prepare, write_served
 from treeopt.engines.registry import method_of, runners
@@ -16,7 +15,6 @@ from treeopt.files.shell import shell_word
 from treeopt.files.storage import read_text
 from treeopt.files.writing import LOCK, replace_together, sole_writer, write_text
 from treeopt.growth.source import source_of
-from treeopt.pipeline.acceptance import acceptance_files
 from treeopt.pipeline.drafters import benches_of
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import Benchmark
@@ -46,15 +44,9 @@ def export(
 ) -> tuple[list[Path], Written]:
     """Write the engine's files for the plan, or for a ``tree`` by file or published name: (files, what was written).
 
-    For "acceptance" they are what other tools take in place of a drafter, without a plan. A stale plan is exported ``anyway`` only.
+    A stale plan is exported ``anyway`` only.
     """
     folder = run.export / engine
-    if engine == ACCEPTANCE:
-        for name, value in {**vars(options), "tree": tree, "heads": heads, "anyway": anyway}.items():
-            if value and value != getattr(ExportOptions, name, None):
-                raise InvalidInput(f"`{name}` goes with a plan, and acceptance needs none: leave it out.")
-        written = acceptance_files(run)
-        return _write(folder, written.files), written
     if tree is not None:
         written = _export_tree(run, engine, named_tree(tree, batch_size=options.batch_size), options, heads)
         return _write(folder, written.files), written

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treeopt.engines.acceptance import NAME as ACCEPTANCE
 from treeopt.errors import TreeoptError
 from treeopt.files.shell import command_line
 from treeopt.records.benchmark import Benchmark
@@ -95,7 +94,7 @@ def _folders(run: RunDirectory) -> Iterator[FileStatus]:
     results = [run.trace, run.probe, run.calibration, run.profile, run.plan, *run.benches()]
     ages = {file: file.stat().st_mtime for file in results if file.exists()}
     engines = sorted(run.export.iterdir()) if run.export.is_dir() else []
-    exports = [(path, results[:3] if path.name == ACCEPTANCE else [run.plan]) for path in engines]
+    exports = [(path, [run.plan]) for path in engines]
     for path, what in [*exports, (run.figures, results), (run.report, results)]:
         files = [file for file in (path, *path.rglob("*")) if file.is_file()]
         if files:
