@@ -83,7 +83,7 @@ FEW = {"per_step_accepted": [0, 1, 3, 2], "per_step_drafted": [2, 2, 3, 2]}
 
 # Texts, what is made of them (meta, hits and trials), and words of notes; those after a minus are not there.
 READ = {
-    "one scrape": ([exposition()], {"requests": None, "draft_length": 3}, SINCE_START, OPTIMISTIC, CHAIN, f"-{MIXED}"),
+    "one scrape": ([exposition()], {"requests": None, "served_model": "m", "draft_length": 3}, SINCE_START, OPTIMISTIC, CHAIN, f"-{MIXED}"),
     "two scrapes": ([exposition(0, [0, 0, 0]), exposition()], {"survival": ALL}, f"-{SINCE_START}"),
     "lengths are no others'": ([exposition()], {}, "drafts of 3 tokens. For any other length it is an estimate",
                                "Beyond depth 3 nothing is known"),
@@ -181,7 +181,7 @@ READ = {
     "what spec_decode.py prints": (["total_num_output_tokens: 4820\nnum_drafts: 1000\nnum_draft_tokens: 3000\nnum_accepted_tokens: 1822\n"
                                     "acceptance at token 0: 0.80\nacceptance at token 1: 0.60\nacceptance at token 2: 0.42\n"],
                                    {"survival": ALL, "steps_without_draft": 2000}, "2,000 steps had no draft"),
-    "a benchmark with steps without a draft": ([json.dumps(bench(total_output_tokens=3340, completed=20))], {"steps_without_draft": 500}),
+    "a benchmark with steps without a draft": ([json.dumps(bench(total_output_tokens=3340, completed=20))], {"steps_without_draft": 500, "requests": 20}),
     "a benchmark whose steps all draft": ([json.dumps(bench(total_output_tokens=2830, completed=20))], {"steps_without_draft": 0}),
     "responses with steps without a draft": ([lines({**response(), "usage": {"completion_tokens": 333}}, {"usage": {"completion_tokens": 21}})],
                                              {"steps_without_draft": 70}),

@@ -17,7 +17,7 @@ from treeopt.records.calibration import Calibration
 from treeopt.report.comparison import verdict
 
 from .conftest import invoke
-from .engine_files import response, rows_of, vllm_line
+from .engine_files import exposition, response, rows_of, vllm_line
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("before", "after")
@@ -52,7 +52,7 @@ def test_gate_of_logs(name, tmp_path):
     document = json.loads(invoke("compare", *words, "--json", code=status).stdout)
     assert (document["gate"], document["status"]) == (verdict, status)
     assert document["verdict"].startswith(f"{verdict}: tokens per step went from 2.82 to")
-    assert ("take" in document["verdict"]) == (document["holds"] > tolerance / 100 > 0)
+    assert ("would take" in document["verdict"]) == (document["holds"] > tolerance / 100 > 0)
     assert verdict in invoke("compare", *words, code=status).stdout
 
 
@@ -64,7 +64,8 @@ def test_gate_of_prompts(tmp_path):
     holds = json.loads(invoke("compare", *words, 90, "--json").stdout)["holds"]
     document = json.loads(invoke("compare", *words, 50 * holds, "--json", code=4).stdout)
     assert document["needs"] == pytest.approx(40, abs=1)
-    assert "10 prompts before and after hold" in document["verdict"]
+    assert "With 10 prompts on each side, a loss below" in document["verdict"]
+    assert document["assumed"] == ""
 
 
 def test_noise_of_prompts(tmp_path):
@@ -140,22 +141,55 @@ def test_one_interval_beyond_the_tolerance_is_explained():
     )
 
 
-def test_false_alarms_of_many_cells():
+@pytest.mark.parametrize("noise", [0.025, 0.1])
+def test_false_alarms_of_many_cells(noise):
     """With 20 cells that did not change a gate of tolerance 0 fails in at most 5 % (300 draws, false alarm below 1 %)."""
     rng, failed = np.random.default_rng(0), 0
     for _ in range(300):
         rows = [("MTP", 2, c, 100.0 * c) for c in range(1, 21)]
-        noisy = [arms(*((d, k, c, x * np.exp(rng.normal(0, 0.025))) for d, k, c, x in rows)) for _ in NAMES]
-        failed += arms_gate(NAMES, *noisy, 0.0).verdict == FAIL
+        noisy = [arms(*((d, k, c, x * np.exp(rng.normal(0, noise))) for d, k, c, x in rows)) for _ in NAMES]
+        failed += arms_gate(NAMES, *noisy, 0.0, noise).verdict == FAIL
     assert failed <= 25
 
 
+def test_false_alarms_of_prompts_that_are_not_told_apart():
+    """With 10 prompts of 60 drafts, whose rates differ by 0.15, a gate fails in at most 5 % (300 draws, false alarm below 1 %)."""
+    rng, failed = np.random.default_rng(0), 0
+
+    def drawn():
+        rates = np.clip(rng.normal(0.7, 0.15, (10, 1, 1)), 0.05, 0.98)
+        reached = [600, *np.cumprod(rng.random((10, 60, 3)) < rates, axis=2).sum((0, 1))]
+        return Calibration(np.array(reached[1:])[:, None], np.array(reached[:-1]), meta={"requests": 10})
+
+    for _ in range(300):
+        failed += counts_gate(NAMES, drawn(), drawn(), 0.05).verdict == FAIL
+    assert failed <= 25
+
+
+GONE = {  # rows before that have no figure after, and what the verdict names of them
+    "the fastest": ([1], ["MTP 2 (1 at once)"]),
+    "a load": ([3, 4], ["off (8 at once)"]),
+    "a slower one": ([2, 4], []),
+}
+
+
+@rows_of(GONE)
+def test_what_has_no_figure_after(name):
+    """What was fastest before and has no figure after is named, and is no PASS."""
+    rows, gone = GONE[name]
+    after = [(*row[:3], None if i in rows else row[3]) for i, row in enumerate(BEFORE)]
+    gate = arms_gate(NAMES, arms(*BEFORE), arms(*after), 0.1)
+    assert gate.gone == tuple(gone)
+    assert gate.verdict == (INCONCLUSIVE if gone else PASS)
+    assert all(setting in verdict(gate) for setting in gone)
+
+
 def test_settings_that_do_not_match(tmp_path):
-    """Settings of one side only are counted, other ways of running are named, and nothing in common is refused."""
+    """Settings of one side only are named, as are other ways of running, and nothing in common is refused."""
     gate = arms_gate(NAMES, arms(*BEFORE, about={"version": "1"}), arms(*BEFORE[:2], about={"version": "2"}), 0.1)
     assert gate.notes == (
         "Before and after differ in version (1 and 2) too.",
-        "3 settings were run on one side only, and are not compared.",
+        "Run before only, and not compared: MTP 4 (1 at once), off (8 at once), MTP 2 (8 at once).",
     )
     with pytest.raises(InvalidInput, match="must be the same"):
         arms_gate(NAMES, arms(*BEFORE), arms(("EAGLE-3", 2, 1, 100.0)), 0.1)
@@ -172,6 +206,21 @@ def test_gate_of_tables(tmp_path):
         assert document["gate"] == FAIL
         assert document["changes"][0]["loss"]["value"] == pytest.approx(1 / 3)
     assert PASS in invoke("compare", tmp_path / "after.csv", tmp_path / "before.csv", "--tolerance", 10).stdout
+    noisy = invoke("compare", tmp_path / "before.csv", tmp_path / "after.csv", "--noise", 30, "--json", code=4).stdout
+    assert json.loads(noisy)["assumed"].startswith("Nothing was repeated: launches are taken to differ by 30 %")
+
+
+def test_gate_of_scrapes(tmp_path):
+    """A scrape's requests are its prompts; another model, and the noise of launches, are refused."""
+    requests = 'vllm:time_to_first_token_seconds_count{engine="0",model_name="m"} 10\n'
+    for name, text in (("a", exposition() + requests), ("b", exposition(model="other"))):
+        (tmp_path / f"{name}.prom").write_text(text)
+    a, b = tmp_path / "a.prom", tmp_path / "b.prom"
+    document = json.loads(invoke("compare", a, a, "--json", code=4).stdout)
+    assert (document["noun"], document["changes"][0]["runs"]) == ("prompt", 10)
+    assert "20 % of the variance of drafts" in document["verdict"]
+    assert "is of m, b.prom" in invoke("compare", a, b, code=1).stderr
+    assert "--noise is between launches" in invoke("compare", a, a, "--noise", 3, code=1).stderr
 
 
 @pytest.mark.parametrize(

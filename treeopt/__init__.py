@@ -297,6 +297,7 @@ def compare(
     batch_size: Count | None = None,
     budget: Count = 64,
     tolerance: Annotated[float, Range(0, 99.9)] | None = None,
+    noise: Positive | None = None,
     group_by: Literal["context"] | None = None,
 ) -> Comparison:
     """Say whether a plan is still right for other traffic; of one run which groups would gain by a plan of their own.
@@ -313,12 +314,20 @@ def compare(
     batch_size    : only of this batch size; by default all of the plan's
     budget        : most rows, where the first source has no plan and one is made
     tolerance     : per cent that may be lost; by default 0.5 by a plan or a group, 5 between two measurements
+    noise         : how far two launches of one setting differ, as a standard deviation in per cent; by default what repeats say, else 2.5 %
     group_by      : of one run: compare contexts, by powers of two, instead of groups of prompts
     """
     from treeopt import pipeline
 
     return pipeline.compare(
-        first, *others, profile=profile, batch_size=batch_size, budget=budget, tolerance=tolerance, group_by=group_by
+        first,
+        *others,
+        profile=profile,
+        batch_size=batch_size,
+        budget=budget,
+        tolerance=tolerance,
+        noise=noise,
+        group_by=group_by,
     )
 
 

@@ -2,10 +2,10 @@
 
 PASS          every loss is within the tolerance, by the upper ends of their 95 % intervals
 FAIL          a loss is above it, by the lower ends of intervals that hold together in 95 % of the cases
-INCONCLUSIVE  neither, since noise is larger than the tolerance
+INCONCLUSIVE  neither: noise is larger than the tolerance, or what was fastest before has no figure after
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, exp, inf, log, log1p, sqrt
 from statistics import NormalDist
@@ -15,7 +15,7 @@ import numpy as np
 
 from treeopt.arms.arm import Arm, Arms
 from treeopt.arms.groups import merged
-from treeopt.arms.model import launch_variances
+from treeopt.arms.model import LAUNCH, launch_variances
 from treeopt.errors import InvalidInput
 from treeopt.files.storage import document
 from treeopt.records.bootstrap import LEVEL
@@ -25,6 +25,8 @@ from treeopt.records.estimate import Z95, Estimate
 
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
 STATUS = {PASS: 0, FAIL: 3, INCONCLUSIVE: 4}  # exit status
+OPTIMISTIC = "survival_stderr_is_optimistic"  # key of counts that do not tell prompts apart
+ALIKE = 0.2  # share of the variance of drafts that is taken to lie between such prompts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,8 @@ class Gate(Displayed):
     measure   : of the changes, tokens per step or per second
     noun      : of what more would tell: prompts, drafts or launches
     tolerance : share that may be lost
+    gone      : settings that were the fastest of their cell before, and have no figure after
+    assumed   : what was assumed of the noise, as a sentence; empty where it was measured
     """
 
     names: tuple[str, str]
@@ -83,13 +87,16 @@ class Gate(Displayed):
     noun: str
     changes: tuple[Change, ...]
     tolerance: float
+    gone: tuple[str, ...] = ()
+    assumed: str = ""
     notes: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
         if any(change.least_loss(len(self.changes)) > self.tolerance for change in self.changes):
             return FAIL
-        return PASS if all(change.loss.ends[1] <= self.tolerance for change in self.changes) else INCONCLUSIVE
+        holds = all(change.loss.ends[1] <= self.tolerance for change in self.changes)
+        return PASS if holds and not self.gone else INCONCLUSIVE
 
     @property
     def status(self) -> int:
@@ -134,34 +141,48 @@ def counts_gate(names: tuple[str, str], before: Calibration, after: Calibration,
         runs=min(runs),
         one_run=variances[0] * runs[0] + variances[1] * runs[1],
     )
-    notes = []
     lengths = [side.meta.get("draft_length") or side.num_heads for side in (before, after)]
-    if lengths[0] != lengths[1]:
-        notes.append(f"Before, up to {lengths[0]} guesses were drafted, after up to {lengths[1]}.")
+    note = f"Before, up to {lengths[0]} guesses were drafted, after up to {lengths[1]}."
+    assumed = ""
     if noun == "draft":
-        notes.append("Drafts of one prompt are alike, so their noise is larger than is said here, and more are needed.")
-    return Gate(names=names, measure=change.name, noun=noun, changes=(change,), tolerance=tolerance, notes=tuple(notes))
+        assumed = "Drafts of one prompt are alike, but are taken as independent: noise is larger than that."
+    elif any(side.meta.get(OPTIMISTIC, True) for side in (before, after)):
+        assumed = f"Prompts are counted, but not told apart: {100 * ALIKE:g} % of the variance of drafts is taken to be theirs."
+    return Gate(
+        names=names,
+        measure=change.name,
+        noun=noun,
+        changes=(change,),
+        tolerance=tolerance,
+        assumed=assumed,
+        notes=() if lengths[0] == lengths[1] else (note,),
+    )
 
 
 def _tokens_per_step(counts: Calibration) -> tuple[float, float]:
     """Tokens per step as served, steps without a draft among them, and their standard error.
 
-    Drafts that depend on one another count as so many independent ones as give the errors of survival.
+    Drafts that depend on one another count as so many independent ones as give the errors of survival, or as many as `ALIKE`
+    says where prompts are counted, but not told apart.
     """
     survival, steps = counts.survival * counts.drafted, int(counts.trials[0]) / counts.drafted
     accepted = float(survival.sum())
-    squared = float(
-        ((2 * np.arange(len(survival)) + 1) * survival).sum()
-    )  # mean square of the number of accepted guesses
+    # mean square of the number of accepted guesses
+    squared = float(((2 * np.arange(len(survival)) + 1) * survival).sum())
     binomial = float((survival * (1 - survival)).sum()) / steps
     errors = np.multiply(counts.meta.get("survival_stderr") or 0.0, counts.drafted)
     together = max(1.0, float(np.square(errors).sum()) / binomial) if binomial else 1.0
+    if counts.meta.get(OPTIMISTIC, True):
+        prompts = counts.meta.get("requests") or steps
+        together = max(together, 1 + ALIKE * (steps / prompts - 1))
     least = 1 / steps  # of drafts that all went alike
     return 1 + accepted, sqrt(together * max(squared - accepted**2, least) / steps)
 
 
-def arms_gate(names: tuple[str, str], before: Arms, after: Arms, tolerance: float) -> Gate:
+def arms_gate(names: tuple[str, str], before: Arms, after: Arms, tolerance: float, noise: float = LAUNCH) -> Gate:
     """Tokens per second of the fastest setting of each cell before, and of the same one after.
+
+    noise : standard deviation between launches, as a share, which repeats correct
 
     Raises InvalidInput where no setting of a cell was run both before and after.
     """
@@ -174,11 +195,10 @@ def arms_gate(names: tuple[str, str], before: Arms, after: Arms, tolerance: floa
         raise InvalidInput(
             f"No setting of {names[0]} was run in {names[1]}: model, data set, concurrency, drafter and length must be the same."
         )
-    variances = launch_variances([arm for pair in pairs for arm in pair]).reshape(-1, 2)
-    fastest = dict[tuple[str, str, int], Change]()
-    for (first, second), variance in zip(pairs, variances.tolist(), strict=True):
-        if first.cell not in fastest or (first.tokens_per_s or 0) > fastest[first.cell].before:
-            fastest[first.cell] = _change(first, second, variance)
+    run = [arm for pair in pairs for arm in pair]
+    variances = launch_variances(run, noise).reshape(-1, 2).tolist()
+    fastest, compared = _fastest(firsts.values()), _fastest(first for first, _ in pairs)
+    assumed = f"Nothing was repeated: launches are taken to differ by {100 * noise:g} %, which --noise sets."
     notes = []
     different = {
         f"{name} ({value} and {second.about[name]})": None
@@ -188,23 +208,39 @@ def arms_gate(names: tuple[str, str], before: Arms, after: Arms, tolerance: floa
     }
     if different:
         notes.append(f"Before and after differ in {', '.join(different)} too.")
-    if lost := len(firsts) + len(seconds) - 2 * len(pairs):
-        notes.append(f"{lost} settings were run on one side only, and are not compared.")
+    for side, arms, others in (("before", firsts, seconds), ("after", seconds, firsts)):
+        if lost := [_name(arm) for key, arm in arms.items() if key not in others]:
+            notes.append(f"Run {side} only, and not compared: {', '.join(lost)}.")
     return Gate(
         names=names,
         measure="tokens per second",
         noun="run",
-        changes=tuple(fastest.values()),
+        changes=tuple(
+            _change(first, second, variance)
+            for (first, second), variance in zip(pairs, variances, strict=True)
+            if first is compared[first.cell]
+        ),
         tolerance=tolerance,
+        gone=tuple(_name(arm) for cell, arm in fastest.items() if arm is not compared.get(cell)),
+        assumed="" if any(arm.stderr is not None for arm in run) else assumed,
         notes=tuple(notes),
     )
 
 
+def _fastest(arms: Iterable[Arm]) -> dict[tuple[str, str, int], Arm]:
+    """The fastest arm of each cell."""
+    return {arm.cell: arm for arm in sorted(arms, key=lambda arm: arm.tokens_per_s or 0)}
+
+
+def _name(arm: Arm) -> str:
+    """Its setting, and the cell that it was run in."""
+    return f"{arm.name} ({', '.join([*filter(None, (arm.model, arm.dataset)), f'{arm.concurrency} at once'])})"
+
+
 def _change(first: Arm, second: Arm, variances: Sequence[float]) -> Change:
     """What a setting reaches before and after, by the variances between launches."""
-    where = ", ".join([*filter(None, (first.model, first.dataset)), f"{first.concurrency} at once"])
     return Change(
-        name=f"{first.name} ({where})",
+        name=_name(first),
         before=first.tokens_per_s or 0,
         after=second.tokens_per_s or 0,
         stderr=sqrt(variances[0] / first.repeats + variances[1] / second.repeats),

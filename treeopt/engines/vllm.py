@@ -169,13 +169,14 @@ def read_metrics(files: Sequence[File]) -> CountedDrafts | PrintedRates:
     groups, notes = pooled(complete, len(lines) - len(complete)) if complete else (of_one_token(lines), [])
     if texts and not groups:
         raise InvalidInput(f"{path} has {OLD_LINE if lines else 'no interval with drafts'}.")
-    tokens = None
+    tokens = requests = None
     for content, file in files:
         if content not in texts:
-            more, remarks, tokens = read_runs(content, file)
+            more, remarks, tokens, requests = read_runs(content, file)
             groups, notes = [*groups, *more], [*notes, *remarks]
-    tokens = tokens if len(files) == 1 else None
-    return CountedDrafts(groups, path, notes, remedy=REMEDY, drafters=drafters, tokens=tokens)
+    if len(files) > 1:
+        tokens = requests = None
+    return CountedDrafts(groups, path, notes, remedy=REMEDY, drafters=drafters, tokens=tokens, requests=requests)
 
 
 def rates_of(content: Any) -> list[Sequence[float]]:
@@ -233,10 +234,10 @@ def runs_of(content: Any) -> Iterator[tuple[str, Body]]:
         yield from subsets.items() if subsets else (("", body),)
 
 
-def read_runs(content: Any, path: Path) -> tuple[list[Drafts], list[str], int | None]:
-    """The drafts of each run with speculation, a note on the others, and the tokens that all steps emitted."""
+def read_runs(content: Any, path: Path) -> tuple[list[Drafts], list[str], int | None, int | None]:
+    """The drafts of each run with speculation, a note on the others, the tokens that all steps emitted, and the requests."""
     records = list(runs_of(content))
-    groups, tokens = list[Drafts](), list[int | None]()
+    groups, tokens, requests = list[Drafts](), list[int | None](), list[int]()
     for r, (name, record) in enumerate(records, 1):
         if not any(record.get(key) is not None for key in POSITIONS):
             continue
@@ -248,6 +249,7 @@ def read_runs(content: Any, path: Path) -> tuple[list[Drafts], list[str], int | 
         reached = [round(rate * run.drafts) for rate in run.rates]
         groups.append(replace(Drafts.of(run.drafts, reached, run.drafted, where), group=name))
         tokens.append(None if run.tokens is None else run.tokens - run.completed)
+        requests.append(run.completed)
     if not groups:
         raise InvalidInput(
             f"{path} must have {POSITIONS[0]} in some run, but has none: vllm bench serve writes them only with "
@@ -255,7 +257,8 @@ def read_runs(content: Any, path: Path) -> tuple[list[Drafts], list[str], int | 
         )
     left = len(records) - len(groups)
     notes = [f"{left} of {len(records)} runs have no drafts and were left out."] if left else []
-    return groups, notes, None if None in tokens else sum(filter(None, tokens))
+    emitted = None if None in tokens else sum(filter(None, tokens))
+    return groups, notes, emitted, sum(requests) if all(requests) else None
 
 
 PLACES = ("spec_decode_acceptance", "metrics.speculative_decoding")  # of AIPerf's records and of responses

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from treeopt.arms.gate import arms_gate, counts_gate
+from treeopt.arms.model import LAUNCH
 from treeopt.arms.tuned import read_arms
 from treeopt.engines.imports import kind_of_file, read_measurement
 from treeopt.engines.measured.survival import CHAIN, OPTIMISTIC
@@ -89,6 +90,7 @@ def compare(
     batch_size: int | None = None,
     budget: int = 64,
     tolerance: float | None = None,
+    noise: float | None = None,
     group_by: str | None = None,
 ) -> Comparison:
     """Two sources; the groups of one; or run directories of several drafters. See `treeopt.compare`."""
@@ -106,7 +108,12 @@ def compare(
         for path, what in zip(after, kinds[1:], strict=True):
             if what != "arms":
                 raise InvalidInput(f"{before} has settings that were run, but {path} has none.")
-        return arms_gate((before.name, after[-1].name), arms, read_arms(after), gate_share)
+        launch = LAUNCH if noise is None else noise / 100
+        return arms_gate((before.name, after[-1].name), arms, read_arms(after), gate_share, launch)
+    if noise is not None:
+        raise InvalidInput(
+            "`noise` is between launches of settings that were run, and none are compared: leave it out."
+        )
     if others and {*kinds} == {"run"}:
         runs = [RunDirectory.of(cast(str | Path | RunDirectory, given)) for given in (first, *others)]
         known = [_side_of_run(run).meta.get("drafter") or {} for run in runs]
@@ -217,10 +224,13 @@ def check_alike(a: Side, b: Side) -> None:
     """Raise InvalidInput where two sides are of other models, drafters or rules, as far as that is known."""
     metas = (a.meta, b.meta)
     models = [Provenance.of(meta).model for meta in metas]
+    served = [meta.get("served_model") for meta in metas]
     drafters = [meta.get("drafter") or {} for meta in metas]
     rules = [meta.get("acceptance") for meta in metas]
     if None not in models and models[0] != models[1]:
         what, said = "for one model", models
+    elif None not in served and served[0] != served[1]:
+        what, said = "for one model", served
     elif not same_drafter(*drafters):
         what, said = "for one drafter", [one.get("id") or one.get("kind") for one in drafters]
     elif None not in rules and rule_of(rules[0]) != rule_of(rules[1]):

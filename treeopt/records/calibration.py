@@ -50,6 +50,7 @@ class CalibrationFile(Counted, Origins, total=False):
     target_agreement: Share | None
     drafts: Positive | None
     requests: Count | None
+    served_model: str | None
     draft_lengths: dict[str, Count] | None
     groups: dict[str, GroupCounts] | None
     accept_stderr: list[list[NotNegative]] | None

@@ -123,16 +123,19 @@ def _won(one: Winner) -> str:
 def _gate_verdict(result: Gate) -> str:
     worst, tolerance = result.worst, f"{100 * result.tolerance:g} %"
     loss = "a loss of {:.1f} % [{:.1f}, {:.1f}]".format(*(100 * value for value in (worst.loss, *worst.loss.ends)))
-    said = f"{result.verdict}: {worst.name} went from {worst.before:.2f} to {worst.after:.2f}, {loss}, with {tolerance} allowed."
+    said = f"{result.verdict}: "
+    if result.gone:
+        said += f"the fastest before has no figure after: {', '.join(result.gone)}. "
+    said += f"{worst.name} went from {worst.before:.2f} to {worst.after:.2f}, {loss}, with {tolerance} allowed."
     if result.verdict == INCONCLUSIVE and worst.loss.ends[0] > result.tolerance:
         least = f"{100 * worst.least_loss(len(result.changes)):.1f} %"
         said += f" Of {len(result.changes)} settings one may lose so much by chance: in an interval that allows for it, at least {least} is lost."
     noisiest = result.noisiest
-    said += f" {count(noisiest.runs, result.noun)} before and after hold {100 * noisiest.held:.1f} %"
+    said += f" With {count(noisiest.runs, result.noun)} on each side, a loss below {100 * noisiest.held:.1f} % cannot be told from noise"
     if noisiest.held > result.tolerance:
         needed = noisiest.runs_for(result.tolerance)
-        said += f"; for {tolerance} take {needed:,}" if needed else "; no number of them holds 0 %"
-    return f"{said}."
+        said += f"; {tolerance} would take {count(needed, result.noun)}" if needed else "; no number of them tells 0 %"
+    return f"{said}. {result.assumed}".strip()
 
 
 def _gate_tables(result: Gate) -> list[Table]:

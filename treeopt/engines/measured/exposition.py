@@ -42,6 +42,7 @@ class Counters:
     totals    : sums over all engines
     positions : sums over all engines of counters by position, position after position
     off       : by how much rounding may have moved each total
+    model     : as the server names it
     """
 
     totals: Mapping[str, int]
@@ -49,6 +50,7 @@ class Counters:
     off: Mapping[str, float]
     path: Path
     notes: tuple[str, ...] = ()
+    model: str | None = None
 
     def drafts(self, remedy: str) -> CountedDrafts:
         """The drafts that `COUNTERS` count; ``remedy`` says how else to measure, as `CountedDrafts` says it."""
@@ -82,7 +84,7 @@ class Counters:
         emitted, firsts = (self.totals.get(name) for name in EMITTED)
         tokens = None if emitted is None or firsts is None else emitted - firsts
         group = Drafts.of(drafts, reached, drafted, path, off=off)
-        return CountedDrafts([group], path, self.notes, remedy=remedy, tokens=tokens)
+        return CountedDrafts([group], path, self.notes, remedy=remedy, tokens=tokens, requests=firsts, model=self.model)
 
 
 def is_exposition(content: object, prefix: str) -> bool:
@@ -140,7 +142,8 @@ def counters_among(
         by_position[name] = [counts[place] for place in sorted(counts)]
         if sorted(counts) != list(range(len(counts))):
             raise InvalidInput(f"{path} must have every position from 0 on, but has {sorted(counts)}: was it cut off?")
-    return Counters(totals, by_position, off, path, (SINCE_START,) if len(files) == 1 else ())
+    notes = (SINCE_START,) if len(files) == 1 else ()
+    return Counters(totals, by_position, off, path, notes, next(iter(models), None))
 
 
 def _scrape(text: str, path: Path, prefix: str, names: Sequence[str]) -> dict[Series, float]:

@@ -143,6 +143,8 @@ class CountedDrafts:
     drafters     : kinds of drafter that the file's name for it may mean, the usual one first; none if the file names none
     are_counted  : whether the numbers of drafts are real; else they stand for rates, and errors are not known
     tokens       : emitted by all steps, with a draft and without; None where the file does not say it
+    requests     : how many there were, where the file says it without telling them apart
+    model        : as the server names it
     """
 
     groups: Sequence[Drafts]
@@ -153,6 +155,8 @@ class CountedDrafts:
     drafters: tuple[str, ...] = ()
     are_counted: bool = True
     tokens: int | None = None
+    requests: int | None = None
+    model: str | None = None
     options: ClassVar = ("tokens",)  # of `measurement`
 
     def measurement(self, drafter: str | None = None, tokens: int | None = None) -> Measurement:
@@ -190,7 +194,8 @@ class CountedDrafts:
         calibration.meta.update(
             source=ENGINE_LOG,
             drafts=drafts if self.are_counted else None,
-            requests=int(rows.sum()) if self.are_requests else None,
+            requests=int(rows.sum()) if self.are_requests else self.requests,
+            served_model=self.model,
             draft_length=next(iter(lengths)) if len(lengths) == 1 else None,
             draft_lengths={str(length): count for length, count in sorted(lengths.items())},
             by_length=parts(groups, own) if len(lengths) > 1 and len(own) == len(groups) else None,
