@@ -204,9 +204,8 @@ class CountedDrafts:
             survival=np.cumprod(calibration.accept[:, 0]).tolist(),
             survival_stderr=np.hypot(errors, unsure).tolist() if self.are_counted else None,
             survival_stderr_is_optimistic=not clustered,
+            groups=parts(groups, names) if any(names) else None,
         )
-        if any(names):
-            calibration.meta["groups"] = parts(groups, names)
         notes = [*([] if len(lengths) == 1 or ends_itself else [MIXED]), *self.notes, *notes]
         if kind and kind.note:
             notes.append(kind.note)
