@@ -209,7 +209,7 @@ def imported(tmp_path):
             paths.append(tmp_path / f"{n}.txt")
             paths[-1].write_text(text if isinstance(text, str) else json.dumps(text), encoding="utf-8")
         found = read_measurement(paths, kind, **options)[1]
-        return found.source, found.notes
+        return found.calibration, found.notes
 
     return read
 

@@ -46,10 +46,10 @@ def test_same_survival(tmp_path, name):
         path.write_text(text, encoding="utf-8")
     kind, measurement = read_measurement(paths)
     assert kind == expected
-    info = measurement.source.meta
+    info = measurement.calibration.meta
     assert info["survival"] == pytest.approx(SURVIVAL, abs=1e-12)
-    assert measurement.source.hits.tolist() == [[c] for c in REACHED]
-    assert measurement.source.trials.tolist() == [DRAFTS, 800, 600]
+    assert measurement.calibration.hits.tolist() == [[c] for c in REACHED]
+    assert measurement.calibration.trials.tolist() == [DRAFTS, 800, 600]
     assert (info["source"], info["drafts"], info["draft_length"]) == ("engine log", DRAFTS, 3)
     assert info["draft_lengths"] == {"3": DRAFTS}
     assert CHAIN in measurement.notes
@@ -87,7 +87,7 @@ def test_emptied_draft(tmp_path):
     steps = {"per_step_accepted": [0, 1] * 50, "per_step_drafted": [0, 1] * 50}
     path.write_text(json.dumps(response([50, 50], num_draft_tokens=50, **steps)))
     for drafter in ("ngram", "eagle3"):
-        assert read_measurement(path, drafter=drafter)[1].source.meta["survival"] == [0.5]
+        assert read_measurement(path, drafter=drafter)[1].calibration.meta["survival"] == [0.5]
 
 
 # The named drafter
@@ -217,7 +217,7 @@ def test_histogram_roundtrip(tmp_path_factory, histogram):
     for n, text in enumerate(writers(histogram)):
         path = folder / str(n)
         path.write_text(text)
-        source = read_measurement(path)[1].source
+        source = read_measurement(path)[1].calibration
         kept = source.num_heads
         assert source.hits[:, 0].tolist() == reached[:kept], text
         assert source.meta["survival"] == pytest.approx(expected[:kept])

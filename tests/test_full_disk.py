@@ -34,13 +34,12 @@ LIGHT = (
     (("export", "--to", "tensorrt-llm", "--tree", "tree.json"), "treeopt-run/export/tensorrt-llm/llm_api_options.yml"),
     (("plot", "latency", "--format", "png"), "treeopt-run/figures/latency.png"),
     (("report",), "treeopt-run/report.html"),
-    (("import", "hits.pt", "--overwrite"), "treeopt-run/calibration.json"),
     (("import", "table.csv", "--trials", 100, "--overwrite"), "treeopt-run/calibration.json"),
     (("profile", "--from-csv", "steps.csv", "--overwrite"), "treeopt-run/profile.json"),
     (("profile", "--analytical", "H100-SXM", "--model", "llama-7b", "--overwrite"), "treeopt-run/profile.json"),
     (("import-tree", "tree.json", "--output", "out/tree.json"), "out/tree.json"),
 )
-QUICK = (LIGHT[1], *LIGHT[4:7], LIGHT[8])
+QUICK = (LIGHT[1], *LIGHT[4:6], LIGHT[7])
 HEAVY = (
     (("calibrate", *MODEL, "--overwrite"), ""),
     (("calibrate", *MODEL, "--overwrite", "--acceptance", "typical"), ""),

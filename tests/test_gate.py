@@ -30,7 +30,7 @@ def counted(histograms, path):
     for row, histogram in zip(rows, histograms, strict=True):
         row["usage"] = {"completion_tokens": int(np.arange(1, len(histogram) + 1) @ histogram)}
     path.write_text("\n".join(map(json.dumps, rows)))
-    return read_measurement(path)[1].source
+    return read_measurement(path)[1].calibration
 
 
 # Log lines after the same before: their drafts and what was accepted, the tolerance, the verdict and the exit status.

@@ -1,50 +1,24 @@
 """Files as other tools write them are read back as the measurement that they came from."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.engines.imports import read_measurement
-from treeopt.engines.measured.traces import NO_BLOCKS
 from treeopt.errors import InvalidInput
-from treeopt.files.storage import sha256_of
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import Plan
-from treeopt.records.trace import RankTrace
 
 from .conftest import invoke
 
 FILE = Path("file")
 
 
-def limited_trace(rng, prompts: int, steps: int, heads: int, ranks: int) -> RankTrace:
-    """Prompts that all go on for the same number of steps, as Medusa's script decodes them."""
-    blocks = rng.integers(-1, ranks, (prompts, steps + 1, heads))
-    state, head = np.indices((steps + 1, heads))
-    blocks[:, state + head + 2 > steps + 1] = -2
-    starts = np.arange(prompts + 1) * (steps + 1)
-    return RankTrace(blocks.reshape(-1, heads), starts, meta={"top_k": ranks})
-
-
-def medusa_tensors(trace: RankTrace) -> list[torch.Tensor]:
-    """Head by head, whether each candidate was the token that came, prompt after prompt."""
-    blocks = trace.ranks.reshape(trace.num_sequences, -1, trace.num_heads)
-    return [
-        torch.from_numpy(blocks[:, : -k - 1, k].reshape(-1, 1) == np.arange(trace.top_k))
-        for k in range(trace.num_heads)
-    ]
-
-
-def write(path: Path, content) -> Path:
-    if path.suffix == ".pt":
-        torch.save(content, path)
-    else:
-        path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+def write(path: Path, content: str) -> Path:
+    path.write_text(content, encoding="utf-8")
     return path
 
 
@@ -55,39 +29,6 @@ def calibrations(draw) -> Calibration:
     trials = rng.integers(1, 5000, heads)
     shares = rng.dirichlet(np.ones(ranks + 1), heads)
     return Calibration(np.stack([rng.multinomial(n, p)[:-1] for n, p in zip(trials, shares, strict=True)]), trials)
-
-
-@given(st.integers(0, 2**32), st.integers(1, 5), st.integers(4, 9), st.integers(2, 4))
-def test_medusa_hits_roundtrip(tmp_path_factory, seed, prompts, steps, heads):
-    """Medusa hits come back as the trace they were taken from."""
-    trace = limited_trace(np.random.default_rng(seed), prompts, steps, heads, 6)
-    path = write(tmp_path_factory.mktemp("m") / "v_heads_accuracy.pt", medusa_tensors(trace))
-    kind, measurement = read_measurement(path)
-    assert kind == "medusa-pt"
-    assert (measurement.source.ranks == trace.ranks).all()
-    assert (measurement.source.starts == trace.starts).all()
-    ours, theirs = Calibration.from_trace(measurement.source), Calibration.from_trace(trace)
-    assert (ours.hits == theirs.hits).all()
-    assert (ours.trials == theirs.trials).all()
-
-
-def test_medusa_heads_by_name(tmp_path):
-    """Medusa heads by name are taken in their order."""
-    trace = limited_trace(np.random.default_rng(0), 3, 8, 3, 4)
-    tensors = {f"head_{k}": tensor for k, tensor in enumerate(medusa_tensors(trace))}
-    path = write(tmp_path / "x.pt", dict(reversed(tensors.items())))
-    assert (read_measurement(path)[1].source.ranks == trace.ranks).all()
-
-
-@pytest.mark.parametrize("rows", [(40, 40), (41, 36), (40, 35, 31), (40,)])
-def test_medusa_rows_without_blocks(tmp_path, rows):
-    """Rows that make no blocks give each head's accuracy over its own rows."""
-    hits = torch.eye(40).bool()[:, :5]
-    tensors = [torch.cat([hits, hits])[:n] for n in rows]
-    measurement = read_measurement(write(tmp_path / "x.pt", tensors))[1]
-    assert measurement.source.trials.tolist() == list(rows)
-    assert measurement.source.hits.tolist() == [tensor.sum(0).tolist() for tensor in tensors]
-    assert NO_BLOCKS in measurement.notes
 
 
 def csv_files(calibration):
@@ -119,11 +60,9 @@ def test_table_roundtrip(tmp_path_factory, form, calibration):
     path = write(tmp_path_factory.mktemp("c") / "table.csv", csv_files(calibration)[form])
     kind, measurement = read_measurement(path)
     assert kind == "csv"
-    assert measurement.source.hits.tolist() == calibration.hits.tolist()
-    assert measurement.source.trials.tolist() == calibration.trials.tolist()
+    assert measurement.calibration.hits.tolist() == calibration.hits.tolist()
+    assert measurement.calibration.trials.tolist() == calibration.trials.tolist()
 
-
-HITS = torch.eye(6).bool()
 
 # File, content, options, and why it is refused.
 REFUSED = [
@@ -131,13 +70,6 @@ REFUSED = [
     ("x.txt", "hello", {}, "looks like none"),
     ("x.json", '{"a": 1}', {}, "looks like none"),
     ("x.json", '{"a": [[0.5]', {}, "valid JSON"),
-    ("x.pt", [HITS.T[:2], HITS[:1].T[:5].T], {}, "as many candidates"),
-    ("x.pt", [torch.tensor([[1.5]])], {}, "other numbers"),
-    ("x.pt", [HITS[:0]], {}, "must have rows"),
-    ("x.pt", [torch.ones(2, 9).bool()], {}, "or its hits are cumulative"),
-    ("x.pt", [torch.tensor([[1, 1, 0], [0, 0, 1]])], {}, "transposed"),
-    ("x.pt", {"a": HITS, "b": HITS}, {}, "number its heads"),
-    ("x.pt", ["text"], {}, "plain tensors"),
     ("x.csv", "head,top1,top2\n1,0.5,0.6", {}, "pass trials"),
     ("x.csv", "head,top1,trials\n1,0.5,9", {"trials": 5}, "leave trials out"),
     ("x.csv", "head,top1,trials\n1,0.4,9\n2,0.5,", {}, "each of its 2 heads"),
@@ -145,7 +77,7 @@ REFUSED = [
     ("x.csv", "head,rank,hits,trials\n1,0,5,9\n1,1,2,9\n2,0,4,9", {}, "as many ranks"),
     ("x.csv", "head,top1\n5,0.5", {"trials": 5}, "number its heads"),
     ("x.csv", "head,top2,top3\n1,0.5,0.6", {"trials": 5}, "each top_k from 1"),
-    ("x.json", '{"meta_info": {}}', {"trials": 3, "kind": "medusa-pt"}, "one table of hits a head"),
+    ("x.json", '{"meta_info": {}}', {"trials": 3, "kind": "csv"}, "CSV with a column 'head'"),
     ("x.csv", "head,rank,hits,trials\n0,0,9,5", {}, "may not exceed its trials"),
     ("x.csv", "head,rank,hits,trials\n0,0,1.5,5", {}, "line 2: hits must be a whole number of at least 0, but got '1.5'"),
     ("x.csv", "head,rank,hits,trials\n0,0,1,5\n0,1,1,6", {}, "same trials"),
@@ -164,32 +96,6 @@ def test_refused_file(tmp_path, name, content, options, message):
     """A file that cannot be is refused by its rule."""
     with pytest.raises(InvalidInput, match=message):
         read_measurement(write(tmp_path / name, content), **options)
-
-
-def test_pickle(tmp_path):
-    """A pickle that would run something is refused."""
-
-    class Evil:
-        def __reduce__(self):
-            return (Path.touch, (tmp_path / "ran",))
-
-    path = write(tmp_path / "x.pt", [Evil()])
-    with pytest.raises(InvalidInput, match="not readable"):
-        read_measurement(path)
-    assert not (tmp_path / "ran").exists()
-
-
-def test_search_of_trace(tmp_path):
-    """An imported trace is searched by replay."""
-    trace = limited_trace(np.random.default_rng(1), 20, 20, 3, 6)
-    path, run = write(tmp_path / "v_heads_accuracy.pt", medusa_tensors(trace)), tmp_path / "run"
-    document = json.loads(invoke("import", path, "--run", run, "--json").stdout)
-    assert document["source"] == "imported"
-    assert document["provenance"]["imported"] == {"file": path.name, "sha256": sha256_of(path), "kind": "medusa-pt"}
-    invoke("search", "--run", run, "--budget", "8")
-    plan = Plan.load(run / "plan.json")
-    assert plan.objective == "replay"
-    assert plan.entries[0].basis.sequences == 20
 
 
 def test_search_of_accuracies(tmp_path):

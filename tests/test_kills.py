@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from click.testing import CliRunner
 
 from treeopt import demo
@@ -37,8 +36,7 @@ COMMANDS = {
     "export": ("export", "--to", "tensorrt-llm", "--batch-size", 1),
     "plot": ("plot", "tree", "--format", "svg"),
     "report": ("report",),
-    "import hits": ("import", "hits.pt", "--overwrite"),
-    "import table": ("import", "table.csv", "--trials", 100, "--overwrite"),
+    "import": ("import", "table.csv", "--trials", 100, "--overwrite"),
     "convert": ("convert", str(demo.HEADS), "--to", "medusa-pt", "--output", "converted"),
     "train medusa-1": TRAIN,
     "train hydra": (*TRAIN, "--kind", "hydra"),
@@ -54,7 +52,6 @@ def prepare(folder: Path, base: Path) -> None:
     folder.mkdir()
     shutil.copytree(base, folder / "treeopt-run")
     (folder / "steps.csv").write_text("batch_size,size,step_ms\n1,1,10\n1,8,12\n")
-    torch.save([torch.eye(2, dtype=torch.bool).repeat(9, 1)[:n] for n in (18, 9)], folder / "hits.pt")  # 9 prompts
     (folder / "table.csv").write_text("head,rank,accuracy\n1,0,0.6\n1,1,0.2\n2,0,0.4\n2,1,0.1\n")
     (folder / "tree.json").write_text("[[0], [1]]")
     (folder / "treeopt-run" / ".mine.tmp").write_text("mine")

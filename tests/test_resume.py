@@ -29,6 +29,7 @@ from treeopt.runtime.stop import StopRule
 from treeopt.trees.tree import Tree
 
 from .conftest import invoke, treeopt
+from .test_merge import calibration, shard
 
 CALIBRATE = ("calibrate", "--num-prompts", "32", "--max-new-tokens", "24", "--batch-size", "1")
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -310,13 +311,17 @@ def interrupted(monkeypatch, owner, name, *arguments, number=signal.SIGTERM, err
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
 def test_an_interrupt_is_one_whatever_a_library_makes_of_it(tmp_path, monkeypatch, number):
     monkeypatch.chdir(tmp_path)
-    torch.save([torch.eye(2, dtype=torch.bool).repeat(9, 1)[:n] for n in (18, 9)], tmp_path / "hits.pt")
+    blocks, hashes, _ = calibration(0, 2)
+    for part in ("part-1", "part-2"):
+        shard(blocks, hashes, f"{part[-1]}/2").save(tmp_path / part / "trace.npz")
     archive = ValueError("Can't close the ZIP file while there is an open writing handle on it.")
     unreadable = InvalidInput("x is not a readable file")
     for error in (None, archive, unreadable, RuntimeError("enforce fail"), OSError(28, "No space left on device")):
-        said = interrupted(monkeypatch, npz.np, "savez_compressed", "import", "hits.pt", number=number, error=error)
-        assert said.splitlines()[-1] == INTERRUPTED.format("import").strip()
-        assert [path.name for path in tmp_path.iterdir()] == ["hits.pt"]
+        said = interrupted(
+            monkeypatch, npz.np, "savez_compressed", "merge", "part-1", "part-2", number=number, error=error
+        )
+        assert said.splitlines()[-1] == INTERRUPTED.format("merge").strip()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["part-1", "part-2"]
 
 
 def test_an_interrupted_calibration_goes_on(tmp_path, monkeypatch):

@@ -46,7 +46,7 @@ class Reading:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "read.txt"
                 path.write_text(self.text_of(texts), encoding="utf-8")
-                source = read_measurement(path, self.kind)[1].source
+                source = read_measurement(path, self.kind)[1].calibration
         except Exception as error:
             return f"{type(error).__name__}: {str(error).replace(str(path), 'it')}"
         survival = source.meta["survival"]

@@ -121,7 +121,6 @@ def import_(
     FILE holds settings that were run, which become arms.json (treeopt tune decides among them):
         arms           a table with tokens per second, or what a benchmark of vLLM, SGLang or llama.cpp wrote
     or accuracies, which become calibration.json:
-        medusa-pt      hit tensors of Medusa's heads_accuracy.py
         csv            a table of accuracies or hits
         rates          a training log, or an analysis of acceptance
     or what an engine counted while it served chains, likewise:
@@ -134,7 +133,6 @@ def import_(
     \b
     Example:
         treeopt import sweep.csv
-        treeopt import vicuna_heads_accuracy.pt
         treeopt import accuracies.csv --trials 5000 --run other-run
         treeopt import before.txt after.txt --drafter eagle3
 

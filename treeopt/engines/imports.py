@@ -1,7 +1,7 @@
-"""Measurements that other tools wrote, as calibrations and traces.
+"""Measurements that other tools wrote, as calibrations.
 
-A file's content tells its kind. Hits of every state become a `RankTrace`, which can be replayed. An engine gives counted drafts
-(counters, or histograms of requests) or printed rates, which become the `Calibration` of a chain; tables become one of heads.
+A file's content tells its kind. An engine gives counted drafts (counters, or histograms of requests) or printed rates, which
+become the `Calibration` of a chain; tables become one of heads.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Any
 
 from treeopt.engines.base import Kind
 from treeopt.engines.measured import rates as printed_rates
-from treeopt.engines.measured import tables, traces
+from treeopt.engines.measured import tables
 from treeopt.engines.measured.files import Measurement, load_file
 from treeopt.engines.measured.rates import MEANINGS, Meaning
 from treeopt.engines.registry import ENGINES
@@ -19,7 +19,6 @@ from treeopt.errors import InvalidInput, meant
 from treeopt.records.drafters import COUNTED
 
 FORMATS = {  # kinds of files that are of no engine
-    "medusa-pt": Kind("one table of hits a head, as Medusa's heads_accuracy.py saves it", traces.is_hits, traces.read_hits),
     "csv": Kind("CSV with a column 'head' in its first line", tables.is_table, tables.read_table, ("trials", "rates")),
     "rates": Kind("the rates by position of a training log of EAGLE, or of an acceptance analysis of speculators",
                   printed_rates.is_rates, printed_rates.read_rates),

@@ -25,7 +25,6 @@ MOST_NESTED = 100  # lists and objects in one another in YAML
 MOST_YAML_CHARS = 2**17
 MOST_ROWS = 2**17  # lines of a table, responses of an engine
 MOST_ARRAY_BYTES = 2**31  # of all arrays that are read of an archive, unpacked
-MOST_TENSOR_BYTES = 2**28  # of the tensors of an import
 SEPARATORS = ",[{\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"  # commas, openings, and where str.splitlines ends a line
 
 

@@ -271,7 +271,7 @@ def side_of(given: Sequence[Given], *, drafter: str | None = None) -> Side:
     if kind in ("counts", "arms"):
         paths = [Path(str(path)) for path in given]
         what, measured = read_measurement(paths, drafter=drafter)
-        return Side(f"{paths[-1].name} ({what})", measured.source, notes=measured.notes)
+        return Side(f"{paths[-1].name} ({what})", measured.calibration, notes=measured.notes)
     if len(given) > 1:
         raise InvalidInput(f"B may be several files of an engine's counters, or one source, but got {len(given)}.")
     if kind == "run":

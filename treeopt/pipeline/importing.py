@@ -35,7 +35,7 @@ def import_file(
     drafter: str | None = None,
     overwrite: bool = False,
 ) -> Calibration:
-    """Make files of another tool the run's calibration, and its trace where ranks are known state by state.
+    """Make files of another tool the run's calibration.
 
     Several files are one measurement of an engine: two scrapes of its counters, or logs to be pooled.
 
@@ -50,8 +50,8 @@ def import_file(
                 suffix, dflash, dspark or redrafter
     overwrite : replace the run's trace and calibration
 
-    Raises InvalidInput where the run has been calibrated already, unless it is to be overwritten; then a
-    trace that the new numbers do not have is deleted, so that the two files are always of one origin.
+    Raises InvalidInput where the run has been calibrated already, unless it is to be overwritten; then its trace is deleted,
+    so that all accuracies are of one origin.
     """
     paths = [paths] if isinstance(paths, Path) else list(paths)
     if missing := [path for path in paths if not path.exists()]:
@@ -66,15 +66,13 @@ def import_file(
     imported = {**(files[0] if len(files) == 1 else {"files": files}), "kind": kind}
     made = replace(Provenance.here(), versions={"treeopt": __version__}, machine=None, imported=imported)
     about = {"provenance": made.record, "drafter": {"kind": found.drafter} if found.drafter else None}
-    trace = None if found.trace is None else replace(found.trace, meta=found.trace.meta | about)
-    calibration = found.calibration if trace is None else Calibration.from_trace(trace)
-    assert calibration is not None
+    calibration = found.calibration
     calibration.meta.update(about)
     if calibration.meta.get("source") != ENGINE_LOG:
         calibration.meta["source"] = "imported"
     why = broken(calibration)
     calibration.meta["notes"] = [*([why] if why else []), *found.notes]
-    run.replace_accuracies(calibration, trace)
+    run.replace_accuracies(calibration)
     return calibration
 
 

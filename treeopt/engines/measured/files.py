@@ -1,6 +1,5 @@
-"""The content of other tools' files. Nothing is unpickled but tensors.
+"""The content of other tools' files.
 
-a torch file       its tensors as arrays, in the list or dict that held them
 JSON               the document; of JSON lines and of a saved event stream a list with one document a line
 what Python prints the same, read as literals
 Prometheus' API    the text of an exposition
@@ -18,11 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.errors import InvalidInput, TreeoptError, quoted
-from treeopt.files.bounds import MOST_TENSOR_BYTES, check_stored, limit_rows, loads, open_regular, parse_literal
+from treeopt.errors import InvalidInput, quoted
+from treeopt.files.bounds import limit_rows, loads, parse_literal
 from treeopt.files.storage import read_text
 from treeopt.records.calibration import Calibration
-from treeopt.records.trace import RankTrace
 from treeopt.trees.tree import MOST_DEPTH
 
 File = tuple[Any, Path]  # what a file holds, and its path
@@ -32,37 +30,22 @@ UNNAMED = ("vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_t
 MOST_LITERAL = 2**22  # characters of what Python printed
 TAGGED = re.compile(r"\[[^][{\"\n]*\] *[^\s\[]")  # a line of a log
 EVENT = re.compile(r"^data:(?!\s*\[DONE\])", re.MULTILINE)
-TORCH = (b"PK\x03\x04", b"\x80\x02")  # a zip archive, or a pickle as torch wrote them before 1.6
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A measurement that was read: a trace if the file has the ranks of every state, else a calibration; and notes on it.
+    """A calibration that was read, and notes on it.
 
     drafter : its kind in `COUNTED`; None if neither the file nor the user names it
     """
 
-    calibration: Calibration | None = None
+    calibration: Calibration
     notes: tuple[str, ...] = ()
-    trace: RankTrace | None = None
     drafter: str | None = None
-
-    @property
-    def source(self) -> RankTrace | Calibration:
-        source = self.calibration if self.trace is None else self.trace
-        assert source is not None
-        return source
 
 
 def load_file(path: Path) -> Any:
-    """Arrays, a JSON document, a list of JSON lines, or a text; InvalidInput where it is none of them."""
-    try:
-        with open_regular(path) as stream:
-            start = stream.read(4)
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be read: {error.strerror}.") from None
-    if start.startswith(TORCH):
-        return _arrays(path)
+    """A JSON document, a list of JSON lines, or a text; InvalidInput where it is none of them."""
     text = read_text(path).removeprefix("\ufeff").strip()
     text = text.replace('"request_rate": Infinity', '"request_rate": "inf"')  # as SGLang's bench_serving writes it
     if not text:
@@ -141,33 +124,3 @@ def _exposition(content: Any, path: Path) -> Any:
                 f"{path} must give each series its labels and values, as Prometheus answers a query."
             ) from None
     return "\n".join(lines) + "\n"
-
-
-def _arrays(path: Path) -> Any:
-    import torch
-
-    left = [MOST_TENSOR_BYTES]  # bytes that may still be taken: one tensor may stand in many places
-
-    def array(value: Any) -> NDArray[Any]:
-        plain = type(value) is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu"
-        # A pickle may describe a huge tensor over few bytes.
-        if not plain or value.numel() * value.element_size() > value.untyped_storage().nbytes():
-            raise InvalidInput(f"{path} must hold plain tensors, but holds {quoted(type(value).__name__)}.")
-        left[0] -= value.numel() * max(value.element_size(), 8)
-        if left[0] < 0:
-            raise InvalidInput(f"The tensors of {path} may have {MOST_TENSOR_BYTES // 2**20} MiB, but have more.")
-        values = value.detach()
-        return np.array((values.double() if values.is_floating_point() else values).numpy())
-
-    try:
-        check_stored(path)
-        held = torch.load(path, weights_only=True, map_location="cpu")
-        if isinstance(held, list | tuple):
-            return [array(value) for value in held]
-        if isinstance(held, dict) and all(isinstance(name, str | int) for name in held):
-            return {str(name): array(value) for name, value in held.items()}
-        return array(held)
-    except TreeoptError:
-        raise
-    except Exception:  # a flipped byte makes the parsers raise anything, from KeyError to MemoryError
-        raise InvalidInput(f"{path} must be tensors saved by torch, but it is not readable as that.") from None
