@@ -314,26 +314,6 @@ def read_sglang(files: Files) -> Lengths:
     return ranges_of(lambda batch_size: length_at(lengths, batch_size))
 
 
-def read_fastrl(files: Files) -> Settings:
-    """The settings by batch size as its fixed map has them."""
-    options = flags(files)
-    ((_, _, first),) = read_sglang_tree(files)
-    if first is None:
-        return NO_TREE
-    begins, trees = [1], [first]
-    if sglang.CONFIGS in options:
-        assert options[sglang.ALGORITHM] == "PREDEFINED"
-        parts = {*options[sglang.CONFIGS].split(","), f"{first.levels}_{first.topk}_{first.rows}"}
-        trees = [DynamicTree(*map(int, part.split("_"))) for part in sorted(parts)]
-        trees.sort(key=lambda tree: -tree.rows)
-        begins = [int(begin) for begin in options[sglang.THRESHOLD].split(",")]
-    assert len(begins) == len(trees)
-    assert begins == sorted({1, *begins})
-    by_begin = dict(zip(begins, trees, strict=True))
-    most = int(options.get(sglang.UP_TO, LAST))
-    return ranges_of(lambda size: by_begin[max(begin for begin in begins if begin <= size)] if size <= most else None)
-
-
 # Files of settings
 
 
@@ -646,7 +626,6 @@ READERS: dict[tuple[str, str], Reader] = {
     **dict.fromkeys((("vllm", name) for name in ("batch-size", "parallel", "suffix", "medusa")), read_vllm),
     **dict.fromkeys((("sglang", name) for name in ("adaptive", "steps", "dflash", "dspark")), read_sglang),
     ("sglang", "dynamic-tree"): read_sglang_tree,
-    ("fastrl", "dynamic-tree"): read_fastrl,
     ("llama-cpp", "number"): read_llama_cpp,
     **{(name, "number"): BY_FLAG[name] for name in ("lmdeploy", "rtp-llm", "mlx-lm")},
     ("rtp-llm", "block"): BY_FLAG["rtp-llm"],

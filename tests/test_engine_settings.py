@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.engine_rows import READERS, setting_of
-from treeopt.engines.plans import ExportOptions, batch_sizes_to_export, export_plan, method_for_plan, planned_method
+from treeopt.engines.plans import ExportOptions, export_plan, method_for_plan, planned_method
 from treeopt.errors import InvalidInput
 from treeopt.growth.replay import dynamic_rates
 from treeopt.growth.source import source_of
@@ -110,7 +110,7 @@ def test_dynamic_trees_within_limits():
     assert {tree.rows for tree in tight if (tree.levels, tree.topk) == (3, 2)} == set(range(4, 8))
 
 
-@pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm", "fastrl"])
+@pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm"])
 def test_fastest_setting(run, engine):
     """The setting of each batch size is the fastest within the engine's limits."""
     plan = planned(run, engine, method="dynamic-tree")
@@ -184,18 +184,6 @@ def test_mix(run):
     assert export(run, "sglang")[1].notes[0].startswith("No tree pays over the mix")
 
 
-def test_fastrl_ranges(run):
-    """Fastrl gets every range of batch sizes."""
-    plan = planned(run, "fastrl")
-    assert batch_sizes_to_export(plan, method_for_plan(plan, "fastrl")) == [None]
-    written = export_plan(plan, "fastrl")
-    one, two = (setting_of(plan[size].draft) for size in SIZES[:2])
-    assert written.command.endswith(
-        f"{one.levels}_{one.topk}_{one.rows},{two.levels}_{two.topk}_{two.rows} --speculative-mab-bs-threshold 1,4 "
-        "--apdative-speculative-batch_size-threshold 63"
-    )
-
-
 class TestWithoutDynamicTrees:
     """Where no pools were recorded, or no dynamic trees timed, engines get what they did before."""
 
@@ -220,7 +208,7 @@ class TestWithoutDynamicTrees:
         timed(dynamic=None).save(run.profile)
         assert planned(run, "sglang").constraint.engine.method == "adaptive"
         with pytest.raises(InvalidInput, match="the profile has no dynamic trees"):
-            planned(run, "fastrl")
+            planned(run, "sglang", method="dynamic-tree")
 
     def test_named_method(self, run):
         """A named method stays."""

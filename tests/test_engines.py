@@ -86,9 +86,7 @@ TREES = [Tree.chain(0), Tree.chain(3), Tree.chain(9), Tree.dense([3, 2, 1]), Tre
 SCHEDULES = [chains((1, None, 1)), chains((1, None, 20)), chains((1, 8, 3), (9, 32, 1), (33, None, 0)),
              chains((1, 4, 1), (5, None, 2)), chains((1, 8, 3), (9, None, 3))]  # fmt: skip
 DYNAMIC = [DynamicTree(5, 4, 16), DynamicTree(3, 1, 4), DynamicTree(3, 2, 8), DynamicTree(8, 8, 60)]
-SETTINGS = [((1, 8, DYNAMIC[0]), (9, 32, DynamicTree(3, 2, 6)), (33, None, Tree.chain(0))),
-            ((1, 4, DynamicTree(3, 2, 6)), (5, None, DYNAMIC[0]))]  # fmt: skip
-DRAFTS = [*TREES, *SCHEDULES, *DYNAMIC, *SETTINGS, *(draft for drafts in COPIED.values() for draft in drafts)]
+DRAFTS = [*TREES, *SCHEDULES, *DYNAMIC, *(draft for drafts in COPIED.values() for draft in drafts)]
 OPTIONS = [{}, {"batch_size": 64}, {"version": "1.1"}]
 
 
@@ -298,25 +296,6 @@ def test_single_guess_of_dspark():
     """ONNX Runtime builds no block of a single guess."""
     with pytest.raises(InvalidInput, match="blocks of DSpark of 2 guesses or more, but this chain has 1"):
         chain("onnx-genai", "dspark", 1)
-
-
-def test_fastrl_schedules():
-    """A schedule that fastrl would sort otherwise is refused."""
-    a, b = DynamicTree(5, 4, 16), DynamicTree(3, 2, 6)
-
-    def schedule(*settings, **others):
-        return export("fastrl", settings, drafter="eagle3", **others)
-
-    for settings, words in (
-        (((1, 4, b), (5, None, a)), "most rows to the smallest batch sizes"),
-        (((1, 4, DynamicTree(4, 2, 6)), (5, None, b)), "most rows to the smallest batch sizes"),
-        (((1, 4, Tree.chain(0)), (5, None, a)), "stops speculating above one batch size"),
-        (((1, 256, a), (257, None, b)), r"16 rows of 256 sequences are 4,096; keep within budget=8"),
-    ):
-        with pytest.raises(InvalidInput, match=words):
-            schedule(*settings)
-    with pytest.raises(InvalidInput, match="16 rows of 129 sequences"):
-        schedule((1, None, a), batch_size=129)
 
 
 def test_dynamic_trees_are_lossless():

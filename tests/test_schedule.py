@@ -268,7 +268,7 @@ class TestWithinAnEngine:
     def test_the_drafter_picks_the_method_or_is_refused(self):
         request, _ = request_for(engine_log("eagle3"), engine="tensorrt-llm")
         assert request.engine.method == "draft-len"
-        with pytest.raises(InvalidInput, match=r"drafter is eagle3\. It runs in eagle2, edge-llm, fastrl"):
+        with pytest.raises(InvalidInput, match=r"drafter is eagle3\. It runs in eagle2, edge-llm, llama-cpp"):
             request_for(engine_log("eagle3"), engine="medusa")
         with pytest.raises(InvalidInput, match="vllm with medusa runs drafters"):
             request_for(engine_log("eagle3"), engine="vllm", method="medusa")

@@ -33,7 +33,6 @@ from treeopt.trees.tree import Tree
 
 TREE = Tree.from_choices([[0], [1], [0, 0], [0, 1], [0, 0, 0]])
 LENGTHS = (((1, None, 3),), ((1, 8, 3), (9, 32, 1), (33, None, 0)), ((1, None, 0),))
-SETTINGS = ((1, 8, DynamicTree(5, 4, 16)), (9, 32, DynamicTree(3, 2, 6)), (33, None, Tree.chain(0)))
 RULE = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 0, "epsilon": 0.3, "delta": 0.09}
 PLACEHOLDERS = {"MODEL", "DRAFTER", "HEADS", "LAYER", "PROMPT", "QUESTIONS", "BUILT"}  # what a user puts in
 CONFIG = "--speculative-config"  # of which vLLM's keys are
@@ -78,7 +77,7 @@ def written_by(engine: str, method: Method, drafter: str) -> Iterator[Written]:
         own = [draft for draft in COPIED[engine] if not draft.drafter.startswith("arctic")]  # a package of its own
         drafts = [*own, Tree.chain(0)]
     if method.limits.dynamic:
-        drafts = [DynamicTree(5, 4, 16), DynamicTree(3, 1, 4), Tree.chain(0), SETTINGS]
+        drafts = [DynamicTree(5, 4, 16), DynamicTree(3, 1, 4), Tree.chain(0)]
     elif method.limits.shape != "chain":
         drafts = [TREE, Tree.chain(2), Tree.chain(0)]
     for rule, draft in product(RULES.values(), drafts):

@@ -1,13 +1,8 @@
 """SGLang: a chain or a dynamic tree by three flags, or chains by batch size in an adaptive config; and its counts of drafts.
 
-Its fork in fastrl takes the three flags, or a dynamic tree for each range of batch sizes.
-
 steps              length of the chain, or levels of the tree
 topk               1 for a chain; more makes a tree, whose nodes SGLang itself picks at run time
 num-draft-tokens   rows verified, the root included; with topk 1 SGLang sets it to steps + 1 whatever the flag says
-
-fastrl's algorithm PREDEFINED takes settings "steps_topk_rows" and the first batch size of each range. It sorts the settings by
-their rows, the most first. Other algorithms of fastrl try settings out while they serve.
 
 SGLang counts by position only in its records of requests:
 
@@ -23,13 +18,12 @@ import json
 import re
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from treeopt.engines.base import About, Kind, Method, ServingEngine, Written, in_words
+from treeopt.engines.base import About, Kind, Method, ServingEngine, Written
 from treeopt.engines.measured.files import File
 from treeopt.engines.measured.rates import PrintedRates, alone
 from treeopt.engines.measured.requests import Body, bodies, read_requests, records_in
@@ -55,15 +49,14 @@ LENGTH = {  # by kind of drafter
     **dict.fromkeys(("dflash", "dflash2"), f" {ROWS} {{rows}}"),
     "dspark": " --speculative-dspark-block-size {length}",
 }
-PAGED = ("flashinfer", "fa3", "triton")  # backends of attention whose pages may have several tokens with a tree
 ONE_SETTING = (
     "A server has these numbers for all batch sizes; what follows the batch, its adaptive config, is for chains."
 )
+BESIDE_TREES = (
+    f"With {TOPK} above 1 SGLang refuses --attention-backend trtllm_mha, and takes a --page-size above 1 with "
+    "flashinfer, fa3, triton only."
+)
 SERVE = "python -m sglang.launch_server --model-path MODEL"
-MOST_ROWS = 2048  # rows of all sequences together that fastrl has room for
-ALGORITHM, CONFIGS = "--speculative-eagle-mab-algorithm", "--speculative-eagle-mab-configs"
-THRESHOLD = "--speculative-mab-bs-threshold"
-UP_TO = "--apdative-speculative-batch_size-threshold"  # as it is spelled there
 
 
 def write(served: Ranges[Draft], about: About) -> Written:
@@ -97,64 +90,10 @@ def write_tree(served: Ranges[Draft], about: About) -> Written:
     tree = only(served)
     if tree.depth == 0:
         return plain(SERVE, "tree")
-    notes = (ONE_SETTING, *tree_notes([tree]), *_notes(served, about))
-    return launch(f"{SERVE}{drafter_flags(about.drafter)}{tree_flags(tree)}", notes)
-
-
-def beyond_fastrl(served: Ranges[Draft], about: About) -> str | None:
-    """Why fastrl refuses a schedule, or a setting with too many rows."""
-    trees = [draft for *_, draft in served if draft.depth]
-    if len(trees) < len(served) - (served[-1][2].depth == 0):
-        return (
-            f"stops speculating above one batch size, but the plan has {in_words(served)}; export one with `batch_size`"
-        )
-    if any(before.rows <= after.rows for before, after in pairwise(trees)):
-        return (
-            "gives the settings with the most rows to the smallest batch sizes, but the plan has "
-            f"{in_words(served)}; export one with `batch_size`"
-        )
-    for first, last, tree in served:
-        size = last or max(first, about.batch_size)
-        if tree.depth and tree.rows * size > MOST_ROWS:
-            return (
-                f"verifies at most {MOST_ROWS:,} rows at once, but {tree.rows} rows of {size} sequences are "
-                f"{tree.rows * size:,}; keep within `budget={MOST_ROWS // size}`"
-            )
-    return None
-
-
-def write_ranges(served: Ranges[Draft], about: About) -> Written:
-    """fastrl's flags for dynamic trees by batch size. Above the last one it decodes without speculation."""
-    off = served[-1][0] if served[-1][2].depth == 0 else None
-    paying = [(first, draft) for first, _, draft in served if draft.depth]
-    trees = [tree for _, tree in paying]
-    if not trees:
-        return plain(SERVE, "tree")
-    command = f"{SERVE}{drafter_flags(about.drafter)}{tree_flags(trees[0])}"
-    if len(trees) > 1:
-        configs = ",".join(f"{tree.depth}_{tree.topk or 1}_{tree.rows}" for tree in trees)
-        begins = ",".join(str(first) for first, _ in paying)
-        command += f" {ALGORITHM} PREDEFINED {CONFIGS} {configs} {THRESHOLD} {begins}"
-    notes = ["These are options of the SGLang in mit-han-lab/fastrl, third-party/ treeopt has not seen it run."]
-    if off is not None:
-        command += f" {UP_TO} {off - 1}"
-        notes.append(f"It begins to speculate when 10 steps in a row had at most {off - 1} sequences.")
-    return launch(command, (*notes, *tree_notes(trees)))
-
-
-def tree_flags(tree: Draft) -> str:
-    """The flags of a dynamic tree; of a chain as one of topk 1."""
-    return f" {STEPS} {tree.depth} {TOPK} {tree.topk or 1} {ROWS} {tree.rows}"
-
-
-def tree_notes(trees: Sequence[Draft]) -> list[str]:
-    """A note on the options of a server that SGLang refuses beside trees; none for chains."""
-    if all((tree.topk or 1) == 1 for tree in trees):
-        return []
-    return [
-        f"With {TOPK} above 1 SGLang refuses --attention-backend trtllm_mha, and takes a --page-size above 1 with "
-        f"{', '.join(PAGED)} only."
-    ]
+    topk = tree.topk or 1
+    notes = (ONE_SETTING, *([] if topk == 1 else [BESIDE_TREES]), *_notes(served, about))
+    flags = f"{STEPS} {tree.depth} {TOPK} {topk} {ROWS} {tree.rows}"
+    return launch(f"{SERVE}{drafter_flags(about.drafter)} {flags}", notes)
 
 
 def drafter_flags(kind: str) -> str:
@@ -310,31 +249,23 @@ OPTIONS = Speculation(
         ".*": f"{STEPS} {{length}} {TOPK} 1 {ROWS} {{rows}}",
     },
 )
-ENGINES = (
-    ServingEngine(name="fastrl", title="fastrl", methods=(
-        Method(name="dynamic-tree", checked="main bce3df7 of 2026-02", limits=TREES, refuses=beyond_fastrl, by_batch_size=True, drafters=("eagle3", "eagle"),
-               rules=("greedy", "sample"), carrier=f"{CONFIGS}, {THRESHOLD} of its SGLang",
-               syntax=f"{CONFIGS} 5_4_16,3_2_6 {THRESHOLD} 1,8",
-               derived=("algorithm = PREDEFINED", "rows of a range <= those of the one before - 1", "batch x rows <= 2048"),
-               source="mit-han-lab/fastrl third-party/sglang/python/sglang/srt/speculative/eagle_mab.py", write=write_ranges),
-    )),
-    ServingEngine(name="sglang", title="SGLang", package="sglang", server="python -m sglang.launch_server", options=OPTIONS,
-                  imports={"sglang": KIND}, unplanned=UNPLANNED, methods=(
-        method(name="adaptive", drafters=ADAPTIVE, rules=("greedy", "sample", "reject"),
-               carrier="--speculative-adaptive-config", syntax='{"1": {"candidate_steps": [5]}, "8": {"candidate_steps": [3]}}',
-               derived=CHAIN_FLAGS, by_batch_size=True,
-               source=f"sgl-project/sglang {PACKAGE}/adaptive_spec_params.py, {PACKAGE}/eagle_utils.py", write=write_adaptive),
-        method(name="steps", drafters=tuple(ALGORITHMS), rules=("greedy", "sample"), carrier=FLAGS,
-               looks_up="in a trie of all answers, with the last 18 tokens of every prompt",
-               syntax="--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4",
-               derived=CHAIN_FLAGS, source=HOOK, write=write),
-        method(name="dynamic-tree", limits=TREES, drafters=ADAPTIVE, rules=("greedy", "sample"), carrier=FLAGS, write=write_tree,
-               syntax="--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16",
-               derived=("num-draft-tokens = rows", "num-draft-tokens - 1 <= pool"), source=f"{HOOK}, {PACKAGE}/spec_utils.py"),
-        method(name="dflash", drafters=("dflash", "dflash2"), rules=("greedy", "sample"), carrier="--speculative-num-draft-tokens",
-               syntax="--speculative-algorithm DFLASH --speculative-num-draft-tokens 4",
-               derived=("num-draft-tokens = length + 1",), source=f"{HOOK}, {PACKAGE}/dflash_utils.py", write=write),
-        method(name="dspark", drafters=("dspark",), carrier="--speculative-dspark-block-size",
-               syntax="--speculative-algorithm DSPARK --speculative-dspark-block-size 3", source=HOOK, write=write),
-    )),
-)  # fmt: skip
+ENGINE = ServingEngine(
+    name="sglang", title="SGLang", package="sglang", server="python -m sglang.launch_server", options=OPTIONS,
+    imports={"sglang": KIND}, unplanned=UNPLANNED, methods=(
+    method(name="adaptive", drafters=ADAPTIVE, rules=("greedy", "sample", "reject"),
+           carrier="--speculative-adaptive-config", syntax='{"1": {"candidate_steps": [5]}, "8": {"candidate_steps": [3]}}',
+           derived=CHAIN_FLAGS, by_batch_size=True,
+           source=f"sgl-project/sglang {PACKAGE}/adaptive_spec_params.py, {PACKAGE}/eagle_utils.py", write=write_adaptive),
+    method(name="steps", drafters=tuple(ALGORITHMS), rules=("greedy", "sample"), carrier=FLAGS,
+           looks_up="in a trie of all answers, with the last 18 tokens of every prompt",
+           syntax="--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4",
+           derived=CHAIN_FLAGS, source=HOOK, write=write),
+    method(name="dynamic-tree", limits=TREES, drafters=ADAPTIVE, rules=("greedy", "sample"), carrier=FLAGS, write=write_tree,
+           syntax="--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16",
+           derived=("num-draft-tokens = rows", "num-draft-tokens - 1 <= pool"), source=f"{HOOK}, {PACKAGE}/spec_utils.py"),
+    method(name="dflash", drafters=("dflash", "dflash2"), rules=("greedy", "sample"), carrier="--speculative-num-draft-tokens",
+           syntax="--speculative-algorithm DFLASH --speculative-num-draft-tokens 4",
+           derived=("num-draft-tokens = length + 1",), source=f"{HOOK}, {PACKAGE}/dflash_utils.py", write=write),
+    method(name="dspark", drafters=("dspark",), carrier="--speculative-dspark-block-size",
+           syntax="--speculative-algorithm DSPARK --speculative-dspark-block-size 3", source=HOOK, write=write),
+))  # fmt: skip
