@@ -23,6 +23,13 @@ from treeopt.files.fields import adapter, first_error
 SPEEDS = ("tokens_per_s", "tokens_per_s_per_request", "speedup", "gain")
 TIMES = ("tpot_ms", "tpot_p99_ms")
 TIMED = (*SPEEDS, "tpot_ms")
+OTHER_UNITS = {  # of a column: what it measures, and how much one of its units is
+    "tpot_s": ("tpot_ms", 1000.0), "tpot_us": ("tpot_ms", 0.001), "tpot_p99_s": ("tpot_p99_ms", 1000.0),
+    "tpot_p99_us": ("tpot_p99_ms", 0.001), "tokens_per_min": ("tokens_per_s", 1 / 60), "ktokens_per_s": ("tokens_per_s", 1000.0),
+}  # fmt: skip
+UNITS = (  # of a cell, before that of its column
+    (TIMES, "ms", 1.0), (TIMES, r"s(ec|$|/)", 1000.0), (TIMES, "[uµμ]s", 0.001), (SPEEDS, ".*/min", 1 / 60), (SPEEDS, "k(tok|tps|t/)", 1000.0),
+)  # fmt: skip
 LENGTHS = ("length", "acceptance", "acceptance_rate", "accepted_per_step", "tokens_per_step")
 RATE = "share of the drafted tokens that was accepted"
 ACCEPTED, EMITTED = "accepted tokens per step, without the bonus token", "tokens per step, with the bonus token"
@@ -69,9 +76,11 @@ class Row:
         for measure, number in zip(measures, numbers, strict=False):
             if measure in SPEEDS and len(measures) == 1 and number.unit == "x":
                 measure = "speedup"
-            elif measure == "tpot_s" or (measure in TIMES and re.match(r"s(ec|$|/)", number.unit)):
-                measure, number = measure.replace("_s", "_ms"), Number(number.value * 1000)
-            self.figures.setdefault(measure, (name, (number,)))
+            measure, factor = OTHER_UNITS.get(measure, (measure, 1.0))
+            sizes = (size for kinds, unit, size in UNITS if measure in kinds and re.match(unit, number.unit))
+            factor = next(sizes, factor)
+            spread = None if number.spread is None else number.spread * factor
+            self.figures.setdefault(measure, (name, (Number(number.value * factor, number.unit, spread),)))
 
     def value(self, *measures: str) -> float | None:
         return next((self.figures[measure][1][0].value for measure in measures if measure in self.figures), None)
@@ -264,7 +273,7 @@ def _units(rows: Sequence[Row], meanings: dict[str, str]) -> list[Unit]:
             if measure in SPEEDS:
                 meanings[name] = SAID[usual[table]] if measure == speed else f"left out: {names[speed]} says it"
             elif measure == "tpot_ms":
-                meanings.setdefault(name, "milliseconds per token of one request")
+                meanings.setdefault(name, "time per token of one request")
     return [usual[row.table] if usual[row.table] == "ratio" else _noted(row.note) or usual[row.table] for row in rows]
 
 

@@ -108,6 +108,8 @@ class _Table:
             return replace(_figures(header, "positions"), axes={})
         if header.axes and is_switch:
             return _axis(header, "switch")
+        if self.measure == "tokens_per_s" and lexicon.NO_SPEED.search(header.text):
+            return _axis(header, f"?{header.text}")
         is_gain = self.measure == "tokens_per_s" and cells and all(re.match(r"[+−-]?[\d.]+ ?%", cell) for cell in cells)
         figures = _figures(header, "gain" if is_gain else self.measure)
         if header.axes:
@@ -174,6 +176,7 @@ def _with_plain(columns: Sequence[Words], grid: Grid) -> list[Words]:
     for i, column in enumerate(columns):
         cells = grid.column(i) if column.axis in ("k", "ignore", "label", f"?{column.text}") else []
         is_numeric = _is_numeric(cells) and any("." in cell for cell in cells)
+        is_numeric &= not lexicon.NO_SPEED.search(column.text)
         if not column.axes and (is_numeric or column.measures == plain.measures):
             drafter = drafter_name(column.rest) if lexicon.DRAFTED.search(column.text) else lexicon.UNNAMED
             axes = {"?column": column.text} if is_named else {"drafter": drafter}

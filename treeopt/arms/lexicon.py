@@ -15,6 +15,8 @@ SPEED = (
     r"\btg ?\d*\b)"
 )
 TPOT = r"\btpot\b|time per (?:output )?tok(?:en)?\b|\bm?s(?:ec)? ?(?:/|per) ?tok(?:en)?\b|per-?token latency|latency per token"
+P99 = rf"\bp99\b.*(?:{TPOT})|(?:{TPOT}).*\bp99\b"
+SECONDS, MICROSECONDS = r"[^a-z]*\bs(?:ec\w*)?\b", r"[^a-z]*\b[uµμ]s(?:ec\w*)?\b"
 LENGTH = r"(?:len(?:gths?)?|tokens?|tok)\b"
 
 
@@ -25,10 +27,12 @@ def _compiled(*pairs: tuple[str, str]) -> tuple[tuple[str, re.Pattern[str]], ...
 # In this order; what one has read the later ones do not see. "acceptance" is a length or a rate: its values decide.
 MEASURES = _compiled(
     ("ignore", r"\bttft\b|\bitl\b|inter-?token|first token|\be2el?\b|(?<!token )\blatency\b(?! per tok)|(?:"
-               + SPEED + r")[^a-z]*(?:/|\bper)[- ]?(?:gpu|card|device|chip)\b|req(?:uest)?s? ?(?:/|per) ?s\w*|requests? throughput|"
-               r"total token throughput|peak (?:output )?(?:token )?throughput|\b(?:prompt|prefill|pp|input)\b.*(?:"
+               + SPEED + r")[^a-z]*(?:/|\bper)[- ]?(?:gpu|card|device|chip|w(?:att)?|j|\$)\b|req(?:uest)?s? ?(?:/|per) ?s\w*|requests? throughput|"
+               r"total token throughput|peak (?:" + SPEED + r")|\b(?:prompt|prefill|pp|input)\b.*(?:"
                + SPEED + r")|\bpp ?\d+\b|goodput|(?:draft|accepted) throughput|std ?(?:dev)? ?tpot"),
-    ("tpot_p99_ms", rf"\bp99\b.*(?:{TPOT})|(?:{TPOT}).*\bp99\b"),
+    ("tpot_p99_s", rf"(?:{P99}){SECONDS}"),
+    ("tpot_p99_us", rf"(?:{P99}){MICROSECONDS}"),
+    ("tpot_p99_ms", P99),
     ("ignore", r"\bp(?!50)\d\d\b.*|" + rf"(?:{TPOT}).*\bp(?!50)\d\d\b"),
     ("tokens_per_step", r"\btokens? ?(?:/|per) ?(?:step|pass|iteration|forward|round|verify)\w*|\bblock efficiency\b"),
     ("accepted_per_step", r"\baccepted (?:draft|drafted|guesses)[a-z ]* ?(?:/|per) ?(?:step|draft|round)|\b(?:avg|mean|average) accepted draft\w* tokens?"),
@@ -38,8 +42,11 @@ MEASURES = _compiled(
     ("length", rf"(?:mean |avg |average )?(?:\baccept\w*|\bacc) ?{LENGTH}(?: ?(?:/|per) ?(?:step|draft|pass))?|\bal\b|\btau\b|τ|"
                r"mean accept\w*|avg accept\w*|accepted ?(?:/|per) ?(?:step|draft|pass)"),
     ("acceptance", r"\baccept(?:ance|ed)?\b|\bacc\b"),
+    ("tokens_per_min", rf"(?:(?:{SPEED})[^a-z]*)?\btok(?:en)?s? ?(?:/|per) ?min(?:ute)?s?\b"),
+    ("ktokens_per_s", rf"(?:(?:{SPEED})[^a-z]*)?\bk ?(?:tok(?:en)?s? ?(?:/|per) ?s(?:ec\w*)?|tps|t/s)\b|(?:{SPEED}) ?[(\[]k[)\]]"),
     ("tokens_per_s_per_request", rf"(?:{SPEED})[^a-z]*{PER_REQUEST}|{PER_REQUEST} (?:{SPEED})|tokens per s per request"),
-    ("tpot_s", rf"(?:{TPOT})[^a-z]*\bs(?:ec\w*)?\b|\bs(?:ec)? ?(?:/|per) ?tok(?:en)?\b"),
+    ("tpot_s", rf"(?:{TPOT}){SECONDS}|\bs(?:ec)? ?(?:/|per) ?tok(?:en)?\b"),
+    ("tpot_us", rf"(?:{TPOT}){MICROSECONDS}|\b[uµμ]s ?(?:/|per) ?tok(?:en)?\b"),
     ("tpot_ms", rf"(?:mean |median |avg |\bp50 )?(?:{TPOT})(?: p50\b)?"),
     ("speedup", rf"(?:{SPEED})? ?\bspeed-?ups?\b(?: (?:vs|over|to|wrt)\b.*)?|\brelative(?: speed)?\b|\bratio\b"),
     ("gain", rf"(?:{SPEED}) (?:delta|gain|improvement|change)\b|Δ ?%?|\bdelta\b|\bvs\.? .*|\bgain\b|\bimprovement\b|% ?change|(?:% ?)?\bdiff(?:erence)?\b|\buplift\b|\bover (?:off|baseline)"),
@@ -126,6 +133,11 @@ ENGLISH = (
     (r"数据集|datensatz", "dataset"),
     (r"配置|方法|konfiguration|methode", "config"),
 )
+NO_SPEED = re.compile(
+    r"\b(?:time|latency|duration|slow-?down|cost|price|energy|power|memory|vram|ms|[uµμn]s|secs?|seconds?|min(?:ute)?s|hours?|[kmg]i?b|"
+    r"watts?|joules?|k?wh)\b|(?:[(\[/ ]|\bper )[sjw]\b[)\]]?|[$€£]",
+    re.IGNORECASE,
+)  # of what less is better, or that is none
 CANONICAL = {meaning for meaning, _ in MEASURES if meaning != "prompts"}  # figures under their own names
 UNNAMED = "draft"  # drafter of an arm whose source names none
 MOST_NAME = 5  # words

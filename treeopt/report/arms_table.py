@@ -77,7 +77,7 @@ def _within_limit(choices: Sequence[Choice], limit: float) -> str:
     within = [choice for choice in choices if choice.within_limit]
     if not within:
         return f"No setting stays within {limit:g} ms per token."
-    best = max(within, key=lambda choice: choice.throughput)
+    best = max(within, key=lambda choice: choice.posterior.mean[choice.chosen])  # of all requests together
     has_percentile = best.arm.tpot_p99_ms is not None
     caveat = "by the 99th percentile" if has_percentile else "by the mean, which is no percentile"
     return f"Within {limit:g} ms per token ({caveat}) most is served by {best.arm.name} at {count(best.arm.concurrency, 'request')} at once."
