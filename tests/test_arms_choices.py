@@ -120,7 +120,7 @@ def test_limit_on_time_per_token():
     found = decided(TABLE, tpot_limit=70.0)
     within = {c.arm.concurrency: c.within_limit for c in found.choices}
     assert within == {1: True, 2: True, 4: True, 8: False, 16: False}
-    each = [replace(a, unit="request", tokens_per_s=(a.tokens_per_s or 0) / a.concurrency) for a in TABLE]
+    each = [replace(a, unit="request", tokens_per_s=a.tokens_per_s and a.tokens_per_s / a.concurrency) for a in TABLE]
     for decision in (found, decided(each, tpot_limit=70.0)):
         assert any("no percentile" in text and "MTP 3 at 4 requests" in text for text in headline(decision))
     faster = decided([replace(a, tpot_p99_ms=1.0) for a in TABLE], tpot_limit=70.0)
