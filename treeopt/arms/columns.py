@@ -204,7 +204,10 @@ def figures_of(measures: tuple[str, ...], cell: str, comma: bool) -> tuple[Numbe
     elif len(measures) > 1:
         numbers = numbers_of(cell, comma)
     else:
-        outside = numbers_of(re.sub(r"\([^()]*\)| of [\d.]+", "", cell), comma)
+        around = re.sub(r"\([^()]*\)| of [\d.]+", "", cell)
+        if re.search(r"\d ?[-–—] ?\d", around) and not measures[0].startswith("accept"):
+            raise ValueError("a number")  # not a range
+        outside = numbers_of(around, comma)
         speeds = [number for number in numbers_of(cell, comma) if number.unit.startswith("t")]
         plain = [number for number in outside if number.unit not in ("%", "x")]
         numbers = tuple(speeds[:1] or plain or [number for number in outside if number.unit == "x"] or outside)
@@ -222,8 +225,10 @@ def axes_of(axis: str, cell: str, name: str, has_k: bool) -> dict[str, str]:
     words = words_of(cell)
     if axis in ("", "ignore", "summary"):
         return {}
-    if axis == "model" and len(parts := re.split(r" (?:\+|with|w/) ", cell, maxsplit=1)) == 2:
-        return {axis: parts[0], **axes_of("label", parts[1], name, has_k)}
+    if axis == "model" and (mark := re.search(r", | (?:\+|with|w/) ", cell)):
+        model, setting = cell[: mark.start()], cell[mark.end() :]
+        if mark[0] != ", " or "k" in words_of(setting).axes:
+            return {axis: model, **axes_of("label", setting, name, has_k)}
     if axis == "switch":
         return {"drafter": drafter_name(name)} if lexicon.SWITCH.fullmatch(cell)[1] else {"k": "0"}  # type: ignore[index]
     if axis == "drafter" and has_k:

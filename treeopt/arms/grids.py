@@ -6,6 +6,7 @@ import csv
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from treeopt.arms.columns import bare, has_figure, numbers_of, words_of
@@ -35,7 +36,7 @@ class Grid:
     mark: str
     line: int
 
-    @property
+    @cached_property
     def has_comma(self) -> bool:
         """Whether a comma is always that of a decimal."""
         return self.mark == ";" or any(re.search(r"\d\.\d{3},\d", cell) for _, cells in self.rows for cell in cells)
@@ -86,18 +87,19 @@ def grid_at(lines: Sequence[str], start: int, path: Path, is_known: Callable[[st
         return None
     for mark in MARKS:
         header = _split(lines[start], mark, start, path)
-        size, following = len(header), len(_split(lines[second], mark, second, path))
-        lacks_cells = mark == "  " and 1 < following < size  # aligned columns, of which some are empty
+        size = len(header)
         if size < 2 or (mark in "  " and header[0].endswith(":")):
             continue
+        following = len(_split(lines[second], mark, second, path))
+        lacks_cells = mark == "  " and 1 < following < size  # aligned columns, of which some are empty
         if mark != "|" and following != size and not lacks_cells:
             continue
         needed = size if lacks_cells else {"|": second == start + 1, "\t": 1, " ": size}.get(mark, 2)
-        words = [words_of(cell) for cell in header]
+        words = [words_of(cell) for cell in header[:MOST_COLUMNS]]
         is_line = (mark != "|" or second == start + 1) and any(map(has_figure, words))
         numbered = [bool(numbers_of(word.rest.replace(":", " "))) for word in words]
         is_line |= (mark == " " and any(numbered)) or (mark == "," and all(numbered))
-        if sum(map(is_known, header)) >= needed and not is_line:
+        if sum(map(is_known, header[:MOST_COLUMNS])) >= needed and not is_line:
             rows = _rows(lines, second, header, mark, path)
             bared = [(number, [bare(cell) for cell in cells]) for number, cells in rows]
             return Grid([bare(name) for name in header], bared, mark, start + 1).with_one_header() if rows else None

@@ -17,7 +17,7 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
 
 from treeopt.arms.arm import OFF, Arm, Arms
 from treeopt.arms.columns import words_of
-from treeopt.arms.lexicon import DATASET, DRAFTED
+from treeopt.arms.lexicon import DATASET, DRAFTED, SPECULATION
 from treeopt.engines.measured.benchmarks import POSITIONS, Record, parsed, records_of
 from treeopt.engines.measured.files import load_file
 from treeopt.engines.sglang import SpeculationTimed
@@ -28,6 +28,8 @@ from treeopt.files.storage import document, typed
 
 Read = tuple[Arm | None, list[str]]  # of a record: its arm, and notes
 SUFFIXES = (".json", ".jsonl", ".txt", ".log")  # of results in a folder
+# A table of llama-bench, which does not draft, with words of one who ran it on a build that does.
+TABLE, SPECULATES = re.compile(r"\| *test *\|"), re.compile(rf"\b{SPECULATION}\b", re.IGNORECASE)
 MOST_TITLE = 80  # characters
 UNNAMED = "drafter"  # where neither the file nor its name says which
 MANY = 0.02  # steps without a draft over those with one, above which they are counted
@@ -39,6 +41,8 @@ def read_tool(content: Any, path: Path) -> Arms | None:
 
     content : as `load_file` gives it
     """
+    if isinstance(content, str) and TABLE.search(content) and SPECULATES.search(content):
+        return None
     return _results([(content, path)], {})
 
 
