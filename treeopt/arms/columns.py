@@ -186,8 +186,11 @@ def numbers_of(text: str, comma: bool = False) -> tuple[Number, ...]:
 
 
 def has_figure(words: Words) -> bool:
-    """Whether a phrase has a figure and says what it is: "accept 2.18"."""
-    return bool(words.measures) and words.measures != ("ignore",) and bool(numbers_of(words.rest.replace(":", " ")))
+    """Whether a phrase has a figure and says what it is: "accept 2.18"; of a speed or a time no percentage is one."""
+    numbers = numbers_of(words.rest.replace(":", " "))
+    if words.measures[:1] in (("tokens_per_s",), ("tpot_ms",)):
+        numbers = tuple(number for number in numbers if number.unit != "%")
+    return bool(words.measures and numbers) and words.measures != ("ignore",)
 
 
 def figures_of(measures: tuple[str, ...], cell: str, comma: bool) -> tuple[Number, ...]:

@@ -8,6 +8,7 @@ of names and values. Figures of the same axes are an arm (`treeopt.arms.figures`
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -50,13 +51,18 @@ def read_tables(text: str, path: Path, columns: Mapping[str, str]) -> Arms:
     """
     reader = _Reader(path, {bare(name).casefold(): meaning for name, meaning in columns.items()})
     reader.read(lines_of(text, path))
-    if reader.tables:  # prose beside a table names no setting
-        reader.rows = [row for row in reader.rows if row.table or {"k", "drafter"} & row.axes.keys()]
+    settings = Counter(row.where for row in reader.rows)
+    rows = []
+    for row in reader.rows:
+        if row.table or not reader.tables or (settings[row.where] == 1 and {"k", "drafter"} & row.axes.keys()):
+            rows.append(row)
+        else:
+            reader.notes.append(f"{row.where} was left out: beside a table a sentence must name one setting.")
     for name in columns:
         if bare(name).casefold() not in reader.heeded:
             known = ", ".join(quoted(other) for other in reader.names)
             raise InvalidInput(f"{path} has no column {quoted(name)}, only {known}.{meant(name, reader.names)}")
-    return arms_of(reader.rows, reader.notes, path)
+    return arms_of(rows, reader.notes, path)
 
 
 class _Reader:
