@@ -184,6 +184,24 @@ def test_what_has_no_figure_after(name):
     assert all(setting in verdict(gate) for setting in gone)
 
 
+def test_conditions_of_one_file():
+    """Each condition that differs within a file is judged; numbers of tokens that are near each other are repeats."""
+    rows = [("MTP", 2, 1, 100.0)]
+    before, hot = (arms(*rows, about={"temperature": t, "output_tokens": n}) for t, n in (("0", "250"), ("1", "256")))
+    slow, again = (
+        arms(("MTP", 2, 1, x), about={"temperature": "0", "output_tokens": n})
+        for x, n in ((60.0, "260"), (61.0, "249"))
+    )
+    both, after = Arms(arms=before.arms + hot.arms), Arms(arms=slow.arms + again.arms + hot.arms)
+    gate = arms_gate(NAMES, both, after, 0.05)
+    assert [(change.name, round(change.after)) for change in gate.changes] == [
+        ("MTP 2 (temperature 0, 1 at once)", 60),
+        ("MTP 2 (temperature 1, 1 at once)", 100),
+    ]
+    assert gate.verdict == FAIL
+    assert not gate.assumed
+
+
 def test_settings_that_do_not_match(tmp_path):
     """Settings of one side only are named, as are other ways of running, and nothing in common is refused."""
     gate = arms_gate(NAMES, arms(*BEFORE, about={"version": "1"}), arms(*BEFORE[:2], about={"version": "2"}), 0.1)

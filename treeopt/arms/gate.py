@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from treeopt.arms.arm import Arm, Arms
-from treeopt.arms.groups import merged
+from treeopt.arms.groups import apart, levelled, merged
 from treeopt.arms.model import LAUNCH, launch_variances
 from treeopt.errors import InvalidInput
 from treeopt.files.storage import document
@@ -186,14 +186,15 @@ def arms_gate(names: tuple[str, str], before: Arms, after: Arms, tolerance: floa
 
     Raises InvalidInput where no setting of a cell was run both before and after.
     """
+    both = levelled([*before.arms, *after.arms])
     firsts, seconds = (
-        {(*arm.cell, *arm.setting, arm.unit): arm for arm in merged(arms.arms) if arm.tokens_per_s}
-        for arms in (before, after)
+        {(*arm.cell, *arm.setting, arm.unit): arm for arm in merged(apart(side)[0]) if arm.tokens_per_s}
+        for side in (both[: len(before.arms)], both[len(before.arms) :])
     )
     pairs = [(first, seconds[key]) for key, first in firsts.items() if key in seconds]
     if not pairs:
         raise InvalidInput(
-            f"No setting of {names[0]} was run in {names[1]}: model, data set, concurrency, drafter and length must be the same."
+            f"No setting of {names[0]} was run in {names[1]}: model, data set with its conditions, concurrency, drafter and length must be the same."
         )
     run = [arm for pair in pairs for arm in pair]
     variances = launch_variances(run, noise).reshape(-1, 2).tolist()

@@ -66,7 +66,7 @@ def apart(arms: Sequence[Arm]) -> tuple[list[Arm], list[str]]:
     ['chat, temperature 0', 'chat, temperature 1']
     """
     groups: dict[tuple[str, str], list[Arm]] = defaultdict(list)
-    for arm in _levelled(arms):
+    for arm in levelled(arms):
         groups[arm.model, arm.dataset].append(arm)
     found, notes = list[Arm](), list[str]()
     for (model, dataset), same in groups.items():
@@ -109,10 +109,10 @@ def crossed(pairs: Iterable[tuple[Hashable, str]]) -> tuple[set[str], bool]:
     return set().union(*values.values()), any(len(of_setting) > 1 for of_setting in values.values())
 
 
-def _levelled(arms: Sequence[Arm]) -> list[Arm]:
+def levelled(arms: Sequence[Arm]) -> list[Arm]:
     """The arms, with one value for mean numbers of tokens that are near each other: answers may end by themselves.
 
-    >>> [arm.about["output_tokens"] for arm in _levelled([Arm(about={"output_tokens": n}) for n in ("256", "249", "64")])]
+    >>> [arm.about["output_tokens"] for arm in levelled([Arm(about={"output_tokens": n}) for n in ("256", "249", "64")])]
     ['249', '249', '64']
     """
     for name in MEANS:
