@@ -346,11 +346,10 @@ def read_tensorrt_llm(files: Files) -> Lengths:
     most, schedule = config["max_draft_len"], config.get("draft_len_schedule")
     if schedule is None:
         return ((1, None, most),)
-    is_older = f"# draft_len_schedule: {tensorrt_llm.LOWER}" in text.splitlines()
+    assert "# draft_len_schedule: upper-bound" in text.splitlines()
     assert min(schedule) >= 1
-    assert not is_older or 1 in schedule
     assert schedule[min(schedule)] == most == max(schedule.values())
-    return ranges_of(lambda batch_size: (length_at if is_older else up_to)(schedule, batch_size))
+    return ranges_of(lambda batch_size: up_to(schedule, batch_size))
 
 
 def read_tensorrt_dynamic(files: Files) -> Settings:

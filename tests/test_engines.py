@@ -87,7 +87,7 @@ SCHEDULES = [chains((1, None, 1)), chains((1, None, 20)), chains((1, 8, 3), (9, 
              chains((1, 4, 1), (5, None, 2)), chains((1, 8, 3), (9, None, 3))]  # fmt: skip
 DYNAMIC = [DynamicTree(5, 4, 16), DynamicTree(3, 1, 4), DynamicTree(3, 2, 8), DynamicTree(8, 8, 60)]
 DRAFTS = [*TREES, *SCHEDULES, *DYNAMIC, *(draft for drafts in COPIED.values() for draft in drafts)]
-OPTIONS = [{}, {"batch_size": 64}, {"version": "1.1"}]
+OPTIONS = [{}, {"batch_size": 64}]
 
 
 @named(METHODS)
@@ -180,12 +180,6 @@ def test_notes_on_drafter(engine, method):
         assert sum("blocks" in note for note in notes) == (drafter in BLOCKS)
 
 
-def test_unused_version():
-    """A release is refused if it makes no difference."""
-    with pytest.raises(InvalidInput, match="makes no difference for medusa with choices"):
-        export("medusa", Tree.dense([2, 2]), num_heads=4, version="1.2")
-
-
 def test_unknown_names():
     """A refusal of an unknown name lists the known ones."""
     with pytest.raises(Unsupported, match="eagle1, eagle2, edge-llm, exllamav3"):
@@ -233,8 +227,6 @@ def test_rejection():
         options = chain("tensorrt-llm", "draft-model", acceptance=rule).files["llm_api_options.yml"]
         rejection = yaml.safe_load(options)["speculative_config"].get("use_rejection_sampling")
         assert rejection is (None if rule is None else asks)
-    with pytest.raises(InvalidInput, match="no use_rejection_sampling"):
-        chain("tensorrt-llm", "draft-model", acceptance=REJECTED, version="lower-bound")
 
 
 def test_options_by_batch_size():
@@ -448,8 +440,8 @@ def test_page_schedules():
     """The schedules in docs/engines.md are those that are written."""
     lengths = chains((1, 4, 4), (5, 8, 2), (9, None, 0))
 
-    def texts(engine, **options):
-        return "".join(export(engine, lengths, drafter="eagle3", **options).files.values())
+    def texts(engine):
+        return "".join(export(engine, lengths, drafter="eagle3").files.values())
 
     rows = [
         [cell.strip().strip("`") for cell in line.split("|")[2:-1]]
@@ -457,11 +449,10 @@ def test_page_schedules():
         if re.match(r"\| (\d+ to \d+|from \d+ on): \d", line)
     ]
     assert len(rows) == len(lengths)
-    for vllm, sglang, newer, older in rows:
+    for vllm, sglang, tensorrt_llm in rows:
         assert vllm in texts("vllm")
         assert sglang in texts("sglang")
-        assert newer == "no key" or newer in texts("tensorrt-llm")
-        assert older in texts("tensorrt-llm", version="lower-bound")
+        assert tensorrt_llm == "no key" or tensorrt_llm in texts("tensorrt-llm")
 
 
 @pytest.mark.parametrize("rule", ["sample", "reject", "typical"])

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine_rows import READERS, chains, export, length_at, up_to
+from tests.engine_rows import READERS, chains, export
 from treeopt.engines.registry import ENGINES
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.records.plan import merged
@@ -40,16 +40,12 @@ def schedules(draw, most=8):
     return tuple((a, b, draw(st.integers(0, most))) for a, b in zip(begins, [*ends, None], strict=True))
 
 
-@given(
-    schedules(),
-    st.sampled_from([("vllm", "batch-size", None), ("sglang", "adaptive", None), ("tensorrt-llm", "draft-len", "upper-bound"),
-                     ("tensorrt-llm", "draft-len", "lower-bound")]),
-)  # fmt: skip
+@given(schedules(), st.sampled_from([("vllm", "batch-size"), ("sglang", "adaptive"), ("tensorrt-llm", "draft-len")]))
 def test_engines_look_up_what_was_asked(lengths, row):
-    engine, method, version = row
+    engine, method = row
     if engine == "tensorrt-llm":  # no range may be longer than the first
         lengths = ((*lengths[0][:2], max(k for *_, k in lengths)), *lengths[1:])
-    read = READERS[engine, method](export(engine, chains(*lengths), method, drafter="mtp", version=version).files)
+    read = READERS[engine, method](export(engine, chains(*lengths), method, drafter="mtp").files)
     assert read == merged(lengths)
     assert [intended(read, size) for size in BATCH_SIZES] == [intended(lengths, size) for size in BATCH_SIZES]
 
@@ -70,28 +66,19 @@ def test_sglang_gets_the_documented_form_and_no_schedule_where_it_stays_static()
             written("sglang", (8, 5), (None, 0), drafter=drafter, method="adaptive")
 
 
-@pytest.mark.parametrize(
-    ("version", "schedule"),
-    [(None, {4: 4, 8: 2, 32: 1}), ("1.3", {4: 4, 8: 2, 32: 1}), ("1.1", {1: 4, 5: 2, 9: 1, 33: 0})],
-)
-def test_tensorrt_llm_gets_the_keys_that_its_release_means(version, schedule):
-    found = written("tensorrt-llm", (4, 4), (8, 2), (32, 1), (None, 0), version=version)
+def test_tensorrt_llm_gets_upper_bounds_as_keys():
+    found = written("tensorrt-llm", (4, 4), (8, 2), (32, 1), (None, 0))
     options = yaml.safe_load(found.files["llm_api_options.yml"])["speculative_config"]
     assert options == {
         "decoding_type": "Eagle3",
         "max_draft_len": 4,
         "speculative_model": "DRAFTER",
-        "draft_len_schedule": schedule,
+        "draft_len_schedule": {4: 4, 8: 2, 32: 1},
     }
     assert any("PR #10860" in note for note in found.notes)
 
 
-def test_the_other_release_of_tensorrt_llm_would_read_another_schedule():
-    schedule = {4: 4, 8: 2, 32: 1}
-    assert [up_to(schedule, n) for n in (4, 8, 32, 33)] == [4, 2, 1, 0]
-    assert [length_at(schedule, n) for n in (4, 8, 32, 33)] == [4, 2, 1, 1]
-    with pytest.raises(InvalidInput, match="upper-bound, lower-bound"):
-        written("tensorrt-llm", (4, 4), (None, 2), version="newest")
+def test_tensorrt_llm_gets_the_longest_chain_first():
     with pytest.raises(InvalidInput, match="smallest key of its draft_len_schedule"):
         written("tensorrt-llm", (8, 2), (32, 4), (None, 0))
 

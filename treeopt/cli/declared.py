@@ -33,7 +33,7 @@ Built = tuple[list[click.Parameter], str]
 # Headings of --help and the parameters below them; what is in none of them comes after the usual ones.
 GROUPS = {
     "Usual": ("model", "drafter", "prompts", "num_prompts", "batch_sizes"),
-    "Trees and engine": ("budget", "sizes", "engine", "engine_python", "method", "version", "shape", "max_rank", "max_depth", "tree", "heads",
+    "Trees and engine": ("budget", "sizes", "engine", "engine_python", "method", "shape", "max_rank", "max_depth", "tree", "heads",
                          "beyond", "for_groups", "tolerance"),
     "A table of settings": ("columns", "lengths", "noise", "tpot_limit", "served", "markdown"),
     "A server that is up": ("minutes", "plain", "drive", "clients"),
@@ -50,7 +50,7 @@ GROUPS = {
 WORDS = {
     "batch_sizes": "--batch-size", "contexts": "--context", "topks": "--topk", "trees": "--tree", "formats": "--format",
     "num_heads": "--heads", "num_layers": "--layers", "time_limit_s": "--time-limit",
-    "within_s": "--healthy-within", "compiled": "--compile", "layout": "--to", "kind": "--from", "version": "--engine-version",
+    "within_s": "--healthy-within", "compiled": "--compile", "layout": "--to", "kind": "--from",
     "chat_template": "--no-chat-template", "output": "-o/--output", "as_json": "--json",
 }  # fmt: skip
 METAVARS = {

@@ -41,7 +41,6 @@ class About:
     drafter_id     name of the drafter in records
     acceptance     record of the rule that the drafts were chosen for; None for greedy decoding
     runtime        runtime whose latencies the plan was made with
-    version        release of the engine; None for the newest
     """
 
     num_heads: int
@@ -52,7 +51,6 @@ class About:
     batch_size: int = 1
     acceptance: Mapping[str, Any] | None = None
     runtime: Runtime | None = None
-    version: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "num_heads", "num_layers"):
@@ -88,7 +86,6 @@ class Method:
     carrier        the file, flag or field that the draft is written to · syntax: an example of it
     derived        fields that follow from the draft, as "max_draft_len = choices"
     by_batch_size  whether it takes a schedule
-    by_version     whether its files differ by the engine's release
     looks_up       how it looks n-grams up, if that is known: "from the latest place"; `EARLIEST` as treeopt does
     wider          what it does with a chain longer than the block of the drafter's training; empty if it drafts the chain
     versions       releases that have it · status: whether the newest still has it · source: where that was read
@@ -107,7 +104,6 @@ class Method:
     syntax: str
     derived: tuple[str, ...] = ()
     by_batch_size: bool = False
-    by_version: bool = False
     looks_up: str = ""
     wider: str = ""
     versions: str = "current"

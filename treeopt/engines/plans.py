@@ -30,7 +30,6 @@ class ExportOptions:
 
     batch_size: int | None = None
     method: str | None = None
-    version: str | None = None
     beyond: Beyond = "off"
 
 
@@ -57,7 +56,7 @@ class Export:
 def prepare(plan: Plan, engine: str, options: ExportOptions = AS_PLANNED) -> Export:
     """The parts of a plan for an engine. Raises InvalidInput if the plan has no draft that the engine takes."""
     method = method_for_plan(plan, engine, options.method)
-    about, served = about_plan(plan, options), plan.ranges(method)
+    about, served = about_plan(plan), plan.ranges(method)
     plan_served = plan.served_by(method)
     notes, beyond = list[str](), list[str]()
     if plan_served is not plan and method.limits.only_chains:
@@ -79,8 +78,8 @@ def prepare(plan: Plan, engine: str, options: ExportOptions = AS_PLANNED) -> Exp
     return Export(method, plan_served, parts, tuple(notes), tuple(beyond))
 
 
-def about_plan(plan: Plan, options: ExportOptions) -> About:
-    """The drafter, rule and runtime of a plan, and the release that the options name."""
+def about_plan(plan: Plan) -> About:
+    """The drafter, rule and runtime of a plan."""
     drafter = plan.drafter or DrafterRecord()
     num_heads = drafter.get("num_heads", 1 if drafter.get("kind") == KIND else None)
     if num_heads is None:
@@ -91,7 +90,6 @@ def about_plan(plan: Plan, options: ExportOptions) -> About:
         widest=drafter.get("widest"),
         drafter=drafter.get("kind") or "",
         drafter_id=drafter.get("id"),
-        version=options.version,
         batch_size=plan.entries[-1].batch_size,
         acceptance=plan.acceptance,
         runtime=plan.runtime,
@@ -175,8 +173,6 @@ def write_served(method: Method, served: Ranges[Draft], about: About) -> Written
     """
     engine, served = method.engine, merged(served)
     rule_notes = check_rule_of(about.acceptance, method)
-    if about.version is not None and not method.by_version:
-        raise InvalidInput(f"`version` makes no difference for {engine} with {method.name}: leave it out.")
     known = about if about.drafter else replace(about, drafter=method.drafters[0])
     if fault := method.fault(served, known):
         raise InvalidInput(f"{engine} {fault}: {search_for(method)}")

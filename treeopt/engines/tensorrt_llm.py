@@ -1,11 +1,7 @@
 """TensorRT-LLM: chains, schedules and dynamic trees of its PyTorch backend, and its counts of drafts.
 
-The keys of draft_len_schedule have had two meanings, and nothing in the file tells them apart:
-
-upper-bound   {4: 4, 8: 2}  up to 4: 4, 5 to 8: 2, above: 0      since PR #10860 of January 2026
-lower-bound   {1: 4, 4: 2}  from 1 on: 4, from 4 on: 2           before, since PR #8194
-
-So a comment in the file names the meaning. For a dynamic tree max_draft_len is its levels, and
+The keys of draft_len_schedule are upper bounds: {4: 4, 8: 2} is up to 4: 4, 5 to 8: 2, above: 0. They were lower bounds before
+PR #10860 of January 2026, so a comment in the file names the meaning. For a dynamic tree max_draft_len is its levels, and
 max_total_draft_tokens its nodes without the root. The trees of its old TensorRT engines are in `tensorrt_trees`.
 
 It counts drafts in two places:
@@ -17,7 +13,6 @@ choices[].speculative_decoding.acceptance_histogram                  with per_re
 --iteration_log, /perf_metrics and the reports of trtllm-bench have means only, and are refused.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -42,7 +37,6 @@ FILE = "llm_api_options.yml"
 IN_BLOCKS = {"dflash": "DFlash", "dspark": "DSpark", "pard": "PARD"}
 TYPES = {"eagle3": "Eagle3", "mtp": "MTP", "draft-model": "Draft_Target", "ngram": "NGram", **IN_BLOCKS}
 OWN_MODEL = ("eagle3", "draft-model", *IN_BLOCKS)
-UPPER, LOWER = "upper-bound", "lower-bound"
 TREE_NOTES = (
     "TensorRT-LLM builds no dynamic trees for targets with sliding windows or MLA (gpt-oss, DeepSeek).",
     "It makes room for a tree of every sequence of its --max_batch_size.",
@@ -50,30 +44,21 @@ TREE_NOTES = (
 
 
 def rising(served: Ranges[Draft], about: About) -> str | None:
-    """Why TensorRT-LLM refuses a schedule, or an older release a rule. The first range must have the longest chain."""
+    """Why TensorRT-LLM refuses a schedule. The first range must have the longest chain."""
     if served[0][2].depth < max(draft.depth for *_, draft in served):
         return (
             "needs max_draft_len at the smallest key of its draft_len_schedule, so no range may have a longer chain than the "
             f"first, but the plan has {in_words(served)}; export one with `batch_size`"
-        )
-    speculates = any(draft.depth for *_, draft in served)
-    if speculates and about.rule != "greedy" and about.drafter != "ngram" and meaning_of(about.version) == LOWER:
-        return (
-            f"has no use_rejection_sampling in releases whose draft_len_schedule has {LOWER} keys; leave `version` out, or plan "
-            "for greedy decoding"
         )
     return None
 
 
 def write(served: Ranges[Draft], about: About) -> Written:
     """The options of ``trtllm-serve``."""
-    meaning, kind = meaning_of(about.version), about.drafter
-    longest = served[0][2].depth
+    kind, longest = about.drafter, served[0][2].depth
     if longest == 0:
         return plain("trtllm-serve MODEL")
     options: dict[str, object] = {"decoding_type": TYPES[kind], "max_draft_len": longest}
-    if kind == "mtp" and meaning == LOWER:  # older releases take max_draft_len from it
-        options["num_nextn_predict_layers"] = longest
     if kind in OWN_MODEL:
         options["speculative_model"] = "DRAFTER"
     if kind == "ngram":
@@ -86,17 +71,16 @@ def write(served: Ranges[Draft], about: About) -> Written:
         notes.append("use_rejection_sampling is a setting of releases since PR #12588 of May 2026.")
     comment = ""
     if len(served) > 1:
-        schedule = {first: draft.depth for first, _, draft in served}
-        if meaning == UPPER:  # a last range without speculation needs no key
-            schedule = {last or LAST: draft.depth for _, last, draft in served if last or draft.depth}
-        comment, options["draft_len_schedule"] = f"# draft_len_schedule: {meaning}\n", schedule
-        notes += _notes([draft.depth for *_, draft in served], meaning, kind)
-    return _launch(options, notes, "--config" if meaning == UPPER else "--extra_llm_api_options", comment)
+        # A last range without speculation needs no key.
+        schedule = {last or LAST: draft.depth for _, last, draft in served if last or draft.depth}
+        comment, options["draft_len_schedule"] = "# draft_len_schedule: upper-bound\n", schedule
+        notes += _notes([draft.depth for *_, draft in served], kind)
+    return _launch(options, notes, comment)
 
 
-def _launch(options: Mapping[str, object], notes: Sequence[str], flag: str = "--config", comment: str = "") -> Written:
+def _launch(options: Mapping[str, object], notes: Sequence[str], comment: str = "") -> Written:
     lines = [f"{comment}speculative_config:\n", *(f"  {name}: {value}\n" for name, value in options.items())]
-    return launch(f"trtllm-serve MODEL {flag} {FILE}", notes, {FILE: "".join(lines)})
+    return launch(f"trtllm-serve MODEL --config {FILE}", notes, {FILE: "".join(lines)})
 
 
 def write_tree(served: Ranges[Draft], about: About) -> Written:
@@ -119,36 +103,16 @@ def write_tree(served: Ranges[Draft], about: About) -> Written:
     return _launch(options, TREE_NOTES)
 
 
-def meaning_of(version: str | None) -> str:
-    """The meaning of the keys in a release; in the newest one if it is None.
-
-    It is not known which release switched: pull request #10860 dates from after 1.2.0rc6.
-
-    >>> meaning_of(None), meaning_of("lower-bound"), meaning_of("1.1"), meaning_of("1.3")
-    ('upper-bound', 'lower-bound', 'lower-bound', 'upper-bound')
-    """
-    if version in (None, UPPER, LOWER):
-        return version or UPPER
-    release = re.match(r"v?(\d+)\.(\d+)", version or "")
-    if release is None or int(release[1]) < 1:
-        raise InvalidInput(f"A TensorRT-LLM version must be {UPPER}, {LOWER} or 1.0 and later, but is {version!r}.")
-    return LOWER if (int(release[1]), int(release[2])) <= (1, 2) else UPPER
-
-
-def _notes(lengths: Sequence[int], meaning: str, kind: str) -> list[str]:
-    """Notes on the meaning of the keys, how to get the other one, and what releases do otherwise."""
-    newer = meaning == UPPER
+def _notes(lengths: Sequence[int], kind: str) -> list[str]:
+    """Notes on the meaning of the keys, and on what releases do otherwise."""
     notes = [
-        f"A key of draft_len_schedule means {'up to' if newer else 'from'} that batch size, as in TensorRT-LLM "
-        f"{'since' if newer else 'before'} PR #10860; releases on the other side of it silently read it otherwise: "
-        f"`version={LOWER if newer else UPPER}`."
+        "A key of draft_len_schedule means up to that batch size. Releases before PR #10860 silently read it as from that "
+        "batch size on."
     ]
-    if newer and lengths[-1]:
+    if lengths[-1]:
         notes.append(f"Its last key is {LAST}: above it TensorRT-LLM does not speculate.")
-    if newer and kind != "ngram" and 0 in lengths:
+    if kind != "ngram" and 0 in lengths:
         notes.append("Some releases silently draft one token where the schedule has 0, to keep the drafter warm.")
-    if not newer and kind not in ("ngram", "draft-model"):
-        notes.append("The first releases with draft_len_schedule heed it for ngram and draft models only.")
     return notes
 
 
@@ -217,13 +181,13 @@ ENGINE = ServingEngine(
                   "cpp/tensorrt_llm/runtime/utils/speculativeChoicesUtils.cpp",
            write=tensorrt_trees.write),
     chains_by(name="draft-len", drafters=("eagle3", "mtp", "draft-model"), rules=("greedy", "sample", "reject"),
-              syntax="draft_len_schedule: {4: 4, 8: 2}", by_version=True,
-              versions="PR #8194 on; keys are upper bounds since PR #10860, lower bounds before",
+              syntax="draft_len_schedule: {4: 4, 8: 2}",
+              versions="PR #10860 on; before it the keys were lower bounds",
               source=f"{ARGS}, PRs #8194, #10860, #12262, #12588"),
     chains_by(name="block", drafters=tuple(IN_BLOCKS), syntax="decoding_type: DFlash, max_draft_len: 3", wider="does not start with them",
               versions="DFlash and PARD in 1.3.0rc27, DSpark in 1.4.0rc1", source=f"{ARGS}, tensorrt_llm/_torch/speculative/dflash.py"),
-    chains_by(name="ngram", drafters=("ngram",), rules=("greedy", "sample"), syntax="decoding_type: NGram, max_draft_len: 3", by_version=True,
-              looks_up="in a pool of all requests", versions="PR #8194 on; it refuses use_rejection_sampling",
+    chains_by(name="ngram", drafters=("ngram",), rules=("greedy", "sample"), syntax="decoding_type: NGram, max_draft_len: 3",
+              looks_up="in a pool of all requests", versions="PR #10860 on; it refuses use_rejection_sampling",
               source=f"{ARGS}, tensorrt_llm/_torch/speculative/ngram.py"),
     Method(name="dynamic-tree", checked=MAIN, drafters=("eagle3",),
            limits=EngineLimits(dynamic=DynamicLimits(within_levels=True), fills_levels="all"),

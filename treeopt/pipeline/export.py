@@ -69,7 +69,7 @@ def _export_tree(run: RunDirectory, engine: str, tree: Tree, options: ExportOpti
     if options.beyond != "off":
         raise InvalidInput("`beyond` goes with a plan's schedule, and a `tree` has none: leave it out.")
     num_heads = heads or _heads_of(run) or max(tree.depth, 1)
-    about = About(num_heads=num_heads, version=options.version)
+    about = About(num_heads=num_heads)
     return write_served(method_of(engine, method=options.method), for_all(tree), about)
 
 

@@ -320,13 +320,11 @@ class Plan(JsonRecord):
         *,
         batch_size: parameters.Count | None = None,
         method: str | None = None,
-        version: str | None = None,
         beyond: Beyond = "off",
     ) -> Exported:
         """Write the plan as an engine's own files (``treeopt list engines``) into ``folder``.
 
         method        : one of the engine's ways to speculate; by default the drafter's
-        version       : release of the engine, such as 1.2, if its files differ by release
         batch_size    : which of the plan's trees, where it has several; by default the schedule where the engine takes one,
                         else a folder for each
         beyond        : what a schedule does above the largest batch size of the plan, where nobody searched: off, it does not
@@ -334,7 +332,7 @@ class Plan(JsonRecord):
 
         Raises InvalidInput for what the engine would refuse or misread.
         """
-        options = {"batch_size": batch_size, "method": method, "version": version, "beyond": beyond}
+        options = {"batch_size": batch_size, "method": method, "beyond": beyond}
         exported: Exported = viewer().write_export(self, engine, Path(folder), options)
         return exported
 
