@@ -163,29 +163,16 @@ def test_the_usual_options_come_first(name, usual):
 
 
 COMPLETED = [
-    ("search --for", "v", {"vllm"}),
-    ("export --to", "tensorrt", {"tensorrt-llm"}),
-    (
-        "profile --engine",
-        "",
-        {"openvino", "openvino-default", "openvino-int8", "openvino-int8-default", "transformers", "vllm"},
-    ),
-    ("run --engine", "openvino-int8", {"openvino-int8", "openvino-int8-default"}),
-    ("search --calibration", "vicuna-7", {"vicuna-7b-medusa1", "file"}),
-    ("search --profile", "a100", {"a100-80gb--llama-33b-linear-layers", "file"}),
-    ("calibrate --drafter", "eagle", {"eagle", "eagle3", "file"}),
-    ("import --from", "vllm", {"vllm-metrics", "vllm-requests"}),
-    ("score", "mc_", {"mc_sim_7b_63", "file"}),
-    ("status --run", "", {"dir"}),
+    ("calibrate", "--num-p", {"--num-prompts"}),
+    ("calibrate --drafter", "eagle", {"file"}),
+    ("search --for-groups", "o", {"own"}),
+    ("score", "mc_", {"file"}),
     ("compare treeopt-run", "be", {"file"}),
-    ("plot", "thr", {"throughput"}),
-    ("list", "eng", {"engines"}),
-    ("list engines", "sg", {"sglang"}),
 ]
 
 
 @pytest.mark.parametrize(("words", "begun", "expected"), COMPLETED)
-def test_the_shell_completes_options_with_their_values(words, begun, expected):
+def test_the_shell_completes_options_choices_and_files(words, begun, expected):
     shell = ShellComplete(cli, {}, "treeopt", "_TREEOPT_COMPLETE")
     found = shell.get_completions(words.split(), begun)
     assert {one.value if one.type == "plain" else one.type for one in found} == expected
