@@ -151,7 +151,7 @@ def drafter_name(text: str) -> str:
     """
     text = re.sub(r"\((w/o?|with|without) (\w+)\)", r"\1-\2", text)
     text = re.sub(
-        r"\b(?:with|using|w/|spec(?:ulative)?|decoding|on|at|in|and|tokens?|values?|enabled|yes|true|method|name)(?=\s|$|=|:)",
+        r"\b(?:with|using|of|w/|spec(?:ulative)?|decoding|on|at|in|and|tokens?|values?|enabled|yes|true|method|name)(?=\s|$|=|:)",
         " ",
         text,
         flags=re.IGNORECASE,

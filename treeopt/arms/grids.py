@@ -46,9 +46,14 @@ class Grid:
         return [cells[i] for _, cells in self.rows if not MISSING.fullmatch(cells[i])]
 
     def with_one_header(self) -> Grid:
-        """The header joined with a first row that names figures: "c=8" over "tok/s"."""
+        """The header joined with a first row that names figures or settings: "c=8" over "tok/s"."""
         (_, first), *others = self.rows
-        if not others or len(set(self.header)) == len(self.header) or not all(words_of(c).measures for c in first[1:]):
+        said = [words_of(cell) for cell in first[1:]]
+        if (
+            not others
+            or len(set(self.header)) == len(self.header)
+            or not all(words.measures or words.axes for words in said)
+        ):
             return self
         names: list[str] = []
         for name in self.header:

@@ -35,7 +35,7 @@ def columns_of(
     elif "measure" not in context and _are_lengths(grid, headers):
         measure = "length"
     named = {*context, *(name for header in headers for name in (*header.names, *header.axes))}
-    table = _Table(grid, headers, measure, named)
+    table = _Table(grid, headers, measure, named, "measure" in context)
     columns: list[Words] = []
     for header in headers:
         meaning = told(header)
@@ -72,16 +72,20 @@ class _Table:
 
     measure : of figures whose header names none
     named   : axes that the headers or the headings above name
+    is_said : whether the headings above say what is measured
     """
 
     grid: Grid
     headers: Sequence[Words]
     measure: str
     named: set[str]
+    is_said: bool
 
     @property
     def is_explicit(self) -> bool:
-        return any(header.measures for header in self.headers)
+        """Whether a header says what it measures; a gain says it of no other column where the heading does."""
+        derived = lexicon.DERIVED if self.is_said else ()
+        return any({*header.measures}.difference(derived) for header in self.headers)
 
     @property
     def is_by_arm(self) -> bool:

@@ -66,6 +66,7 @@ CONCURRENCY = (
     r"(?:max[ -])?(?:conc(?:urren(?:cy|t))?|batch(?:[ -]?size)?|bsz?|clients?|users?|streams?|parallel|slots|np)"
 )
 AXES = _compiled(
+    ("hardware", r"\b([tde]p ?=? ?\d{1,2}\b(?: ?[x×+/,] ?[tdpe]p ?=? ?\d{1,2}\b)*|[tde]p\d{1,2}(?:[x×][tdpe]p\d{1,2})+)"),
     ("block", rf"\b(?:{BLOCK}) ?[=:]? ?(\d+)\b|(?:(?<=(?:flash|lash2|spark|omino)[ -])|(?<=mtp[ -]))b ?=? ?(\d+)\b"),
     ("k", rf"(?<![a-z])(?:{K}|k|steps|spec|fixed|static)(?: ?[=:] ?| )(\d+)\b|\bdraft(?: ?= ?|[ -])(\d{{1,2}})\b(?!\.\d)|(?<!@ )\b[dn] ?=? ?(\d{{1,2}})\b|\bk(\d+)\b|\b(\d{{1,2}}) (?:(?:spec\w*|draft\w*) tokens?|(?:(?:spec\w*|draft\w*) )?steps?)\b|\((\d+) (?:tokens?|steps?|drafts?)\)"),
     ("concurrency", rf"\b{CONCURRENCY} ?[=:@-]? ?(\d+)\b|\b(?:c|b(?! ?[123]00\b)) ?(\d{{1,3}})\b|\b[cb] ?[=≥] ?(\d+)\b|@ ?(\d+)\b|\b(\d+) (?:users?|clients?|streams?|parallel|"
@@ -139,6 +140,7 @@ NO_SPEED = re.compile(
     re.IGNORECASE,
 )  # of what less is better, or that is none
 CANONICAL = {meaning for meaning, _ in MEASURES if meaning != "prompts"}  # figures under their own names
+DERIVED = ("gain", "speedup")  # from two others
 UNNAMED = "draft"  # drafter of an arm whose source names none
 MOST_NAME = 5  # words
 MOST_COUNT = 2**16

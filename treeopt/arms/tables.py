@@ -121,11 +121,12 @@ class _Reader:
         labels = [words_of(cells[0]) for _, cells in grid.rows]
         heads = [words_of(name) for name in grid.header[1:]]
         measured = [bool(words.measures or {*words.names} - {"label", "dataset", "model"}) for words in labels]
-        gains = [words.measures in (("gain",), ("speedup",)) for words in heads]
+        gains = [bool({*words.measures} & {*lexicon.DERIVED}) for words in heads]
         is_named = sum(measured) > len(measured) / 2 and any(words.measures for words in labels)
         if is_named and not any(words.measures and not gain for words, gain in zip(heads, gains, strict=True)):
             grid = grid.transposed(gains)
-        if twice := next((name for name in grid.header if name and grid.header.count(name) > 1), None):
+        named = [name for name in grid.header if name and not {*words_of(name).measures} & {*lexicon.DERIVED}]
+        if twice := next((name for name in named if named.count(name) > 1), None):
             raise InvalidInput(
                 f"{self.path} line {grid.line} must name every column once, but has {quoted(twice)} twice."
             )
@@ -265,12 +266,13 @@ class _Reader:
         for axis in ("model", "dataset"):
             if "drafter" in axes and axis in axes:
                 axes["drafter"] = drafter_name(axes["drafter"].replace(axes[axis], ""))
-        if len(words.measures) == 1:
-            axes["measure"] = words.measures[0]
+        measures = [measure for measure in words.measures if measure not in lexicon.DERIVED] or words.measures
+        if len(measures) == 1:
+            axes["measure"] = measures[0]
         if words.rest or words.measures:
             axes["note"] = text
         if words.rest and not re.fullmatch(r"(?i)run|repeat|trial|pass", words.rest):
-            axes["?heading"] = text
+            axes["?heading"] = words.rest
         self.levels[level] = _joined(self.levels.get(level, {}), axes)
 
 
