@@ -68,7 +68,7 @@ def length_at(lengths: Mapping[int, int], batch_size: int) -> int:
 
 
 def up_to(schedule: Mapping[int, int], batch_size: int) -> int:
-    """TensorRT-LLM's newer look-up: the first key not below the batch size; 0 above the last.
+    """TensorRT-LLM's look-up: the first key not below the batch size; 0 above the last.
 
     >>> [up_to({4: 4, 8: 2, 32: 1}, batch_size) for batch_size in (1, 4, 5, 32, 33)]
     [4, 4, 2, 1, 0]
