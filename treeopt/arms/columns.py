@@ -249,8 +249,6 @@ def axes_of(axis: str, cell: str, name: str, has_k: bool) -> dict[str, str]:
         return {axis: cell}
     if axis == "k" and (match := lexicon.DRAFTED.match(cell)):
         return {"drafter": match[0], **axes_of(axis, cell[match.end() :].strip(" ,"), name, has_k)}
-    if axis == "k" and not numbers_of(cell) and re.fullmatch(r"[a-z][\w .+-]*", cell, re.IGNORECASE):
-        return axes_of("label", cell, name, has_k)
     (number,) = figures_of((axis,), cell, False)
     least = int(axis == "concurrency")
     if not least <= number.value <= lexicon.MOST_COUNT or number.value % 1:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from rich.console import RenderableType
 
-from treeopt.arms.arm import OFF, Arm, Arms
+from treeopt.arms.arm import OFF, Arm, Arms, Unit
 from treeopt.arms.choices import Decided, minutes_of, prompts_of, title_of
 from treeopt.arms.decide import Choice
 from treeopt.arms.steps import StepParts
@@ -19,10 +19,12 @@ from treeopt.report.terminal import together
 from treeopt.report.wording import count
 
 Setting = tuple[str, int | None]
+SPEED: Mapping[Unit, str] = {"all": "tokens/s", "request": "tokens/s of a request", "ratio": "ratio"}
 
 
 def arms_table(arms: Arms) -> Table:
     """All arms as they were read."""
+    units = {arm.unit for arm in arms.arms}
     columns = [
         Column(
             "model, data set",
@@ -31,7 +33,10 @@ def arms_table(arms: Arms) -> Table:
         ),
         Column("requests", lambda arm: str(arm.concurrency)),
         Column("setting", lambda arm: arm.name, wraps=True),
-        Column("tokens/s", lambda arm: "–" if arm.tokens_per_s is None else number(arm.tokens_per_s)),
+        Column(
+            SPEED[units.pop()] if len(units) == 1 else "tokens/s",
+            lambda arm: "–" if arm.tokens_per_s is None else number(arm.tokens_per_s),
+        ),
         Column("tokens/step", lambda arm: figure(arm.tokens_per_step)),
         Column("ms per token", lambda arm: "–" if arm.tpot_ms is None else number(arm.tpot_ms), spare=1),
     ]
@@ -106,7 +111,7 @@ def _choices(choices: Sequence[Choice], title: str, served: Setting | None) -> T
     columns = [
         Column("requests", lambda choice: str(choice.arm.concurrency), names=True),
         Column("serve", lambda choice: choice.arm.name, names=True),
-        Column("ratio" if choices[0].arm.unit == "ratio" else "tokens/s", lambda choice: number(choice.throughput)),
+        Column(SPEED[choices[0].arm.unit], lambda choice: number(choice.throughput)),
         over,
         Column("as fast within noise", _tied, wraps=True),
         Column("not run, maybe faster", _maybe, wraps=True),
@@ -191,7 +196,7 @@ def markdown(decided: Decided) -> str:
     for key, choices in decided.groups.items():
         arms = [choice.posterior.arms[i] for choice in choices for i in choice.cell]
         settings = list(dict.fromkeys(arm.setting for arm in arms if arm.tokens_per_s))
-        lines = [f"**{escaped(title_of(*key))}**, tokens/s", ""] if any(key) else []
+        lines = [f"**{escaped(title_of(*key))}**, {SPEED[choices[0].arm.unit]}", ""] if any(key) else []
         lines.append("| " + " | ".join(["requests", *(escaped(_name(setting)) for setting in settings)]) + " |")
         lines.append("|---:" * (1 + len(settings)) + "|")
         for choice in choices:
