@@ -135,8 +135,8 @@ ENGLISH = (
     (r"配置|方法|konfiguration|methode", "config"),
 )
 NO_SPEED = re.compile(
-    r"\b(?:time|latency|duration|slow-?down|cost|price|energy|power|memory|vram|ms|[uµμn]s|secs?|seconds?|min(?:ute)?s|hours?|[kmg]i?b|"
-    r"watts?|joules?|k?wh)\b|(?:[(\[/ ]|\bper )[sjw]\b[)\]]?|[$€£]",
+    r"\b(?:time|latency|duration|slow-?down|cost|price|energy|power|memory|vram|ms|[uµμn]s|secs?|seconds?|min(?:ute)?s|hours?|(?<!\d )[kmg]i?b|"
+    r"watts?|joules?|k?wh)\b|(?:[(\[/ ]|\bper )[sjw](?![\w/=])|[$€£]",
     re.IGNORECASE,
 )  # of what less is better, or that is none
 CANONICAL = {meaning for meaning, _ in MEASURES if meaning != "prompts"}  # figures under their own names
