@@ -192,7 +192,10 @@ class RunDirectory:
         return _read(self.requests, RequestLog.load, self.command(*maker(self.requests.name)))
 
     def read_profile(self) -> LatencyProfile:
-        return _read(self.profile, LatencyProfile.load, self.command("profile"))
+        profile = _read(self.profile, LatencyProfile.load, self.command("profile"))
+        if self.calibration.exists() and any(point.depth_assumed for point in profile.points):
+            profile = profile.as_deep_as(self.read_calibration().num_heads)
+        return profile
 
     def read_plan(self) -> Plan:
         return _read(self.plan, Plan.load, self.command("search"))

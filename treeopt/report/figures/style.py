@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -71,8 +72,9 @@ def blank(width: float = SIZE_INCHES[0], height: float = SIZE_INCHES[1]) -> Figu
 
 def heading(figure: Figure, title: str, caption: str) -> None:
     """The title above everything, and what was measured below everything, as wide as the figure."""
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10, weight="bold", wrap=True)
-    figure.supxlabel(caption, x=0.01, ha="left", fontsize=6.5, color="#555555", wrap=True)
+    width = figure.get_figwidth()  # matplotlib's own wrapping takes dollar signs for formulas
+    figure.suptitle(textwrap.fill(title, int(width * 11)), x=0.01, ha="left", fontsize=10, weight="bold")
+    figure.supxlabel(textwrap.fill(caption, int(width * 19)), x=0.01, ha="left", fontsize=6.5, color="#555555")
 
 
 def series(i: int) -> Look:
