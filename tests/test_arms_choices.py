@@ -186,6 +186,8 @@ def test_columns_are_name_and_meaning(column):
 
 
 def test_nothing_to_compare_is_refused():
+    with pytest.raises(InvalidInput, match="`?tpot_limit`? needs times"):
+        decided([replace(arm, unit="ratio") for arm in TABLE], tpot_limit=70.0)
     with pytest.raises(InvalidInput, match="nothing can be compared"):
         decided([arm("MTP", 2)])
 

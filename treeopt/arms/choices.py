@@ -142,6 +142,8 @@ def decide_arms(
     compared, notes = apart(arms.arms)
     if not any(arm.tokens_per_s for arm in compared):
         raise InvalidInput("No arm has tokens per second or a time per token, so nothing can be compared.")
+    if tpot_limit is not None and any(arm.unit == "ratio" for arm in compared):
+        raise InvalidInput("`tpot_limit` needs times or tokens per second: a ratio to another setting says neither.")
     compared = _with_lengths(merged(compared), lengths)
     posteriors, choices, steps = [], [], list[StepParts]()
     for model in dict.fromkeys(arm.model for arm in compared):
