@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import ceil, sqrt
 from pathlib import Path
 from typing import Annotated
 
@@ -163,8 +165,10 @@ def _launches(
     about = About(num_heads=max(1, *lengths), drafter=kind, batch_size=loads[-1])
     method = method_of(engine, kind) if any(lengths) else None
     if method and method.by_batch_size:
-        ends = [*(load - 1 for load in loads[1:]), None]
-        served = merged(tuple(zip([1, *loads[1:]], ends, map(Tree.chain, lengths), strict=True)))
+        # Each load serves those nearest to it, in ratios.
+        starts = [1, *(ceil(sqrt(below * above)) for below, above in pairwise(loads))]
+        ends = [*(start - 1 for start in starts[1:]), None]
+        served = merged(tuple(zip(starts, ends, map(Tree.chain, lengths), strict=True)))
         written = write_served(method, served, about)
         yield list(loads), written.command, written.notes
         return
