@@ -132,7 +132,7 @@ def test_a_log_of_another_model_is_refused(log, tmp_path):
 @pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("openvino_genai") is None, reason="OpenVINO GenAI is not installed")
 def test_openvino_takes_the_steps_of_the_replay_alone_and_together(run, log):
-    profile = treeopt.profile(run=run, engine="openvino", batch_sizes=(1, 2), time_limit_s=20)
+    profile = treeopt.profile(run=run, engine="openvino", batch_sizes=(1, 2), time_limit_s=35)
     assert {point.size for point in profile.points if point.batch_size == 1} == {2, 3, 5, 7, 9, 13, 17}
     bench = proved(run, "openvino", log)
     assert "default plain" in {one.name for one in bench.contenders}
