@@ -21,7 +21,7 @@ from treeopt.files.storage import document
 from treeopt.records.bootstrap import LEVEL
 from treeopt.records.calibration import Calibration
 from treeopt.records.display import Displayed
-from treeopt.records.estimate import Z95, Estimate
+from treeopt.records.estimate import Z95, Estimate, figure
 
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
 STATUS = {PASS: 0, FAIL: 3, INCONCLUSIVE: 4}  # exit status
@@ -112,10 +112,7 @@ class Gate(Displayed):
         return max(self.changes, key=lambda change: change.loss)
 
     def document(self) -> dict[str, Any]:
-        changes = [
-            {**document(change), "loss": {"value": change.loss.value, "low": change.loss.low, "high": change.loss.high}}
-            for change in self.changes
-        ]
+        changes = [{**document(change), "loss": figure(change.loss)} for change in self.changes]
         shown = {"gate": self.verdict, "holds": self.noisiest.held, "needs": self.noisiest.runs_for(self.tolerance)}
         return {**document(self), "changes": changes, **shown, "status": self.status}
 

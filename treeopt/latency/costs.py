@@ -262,7 +262,7 @@ def _timed(profile: LatencyProfile, setting: Setting) -> _Setting:
 
 
 def margins_of_error(profile: LatencyProfile) -> list[float]:
-    """Of every latency half of its 95 % interval, as a share of it; of a tree's, of its ratio to a plain step."""
+    """Half of each latency's 95 % interval, as a share of the latency. A tree's is that of its ratio to a plain step."""
     margins = list[float]()
     for setting in profile.settings:
         timed = _timed(profile, setting)

@@ -57,3 +57,8 @@ class Estimate(float):
         if self.low is not None:
             return f"{self:.2f} [{self.low:.2f}, {self.high:.2f}]"
         return f"{self:.2f}" + ("" if self.stderr is None else f" ±{self.stderr:.2f}")
+
+
+def figure(estimate: Estimate | None) -> dict[str, float] | None:
+    """An estimate as documents have it: its value and the ends of its interval."""
+    return None if estimate is None else {"value": estimate.value, "low": estimate.ends[0], "high": estimate.ends[1]}
