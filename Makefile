@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 GPU_PYTHON := $(if $(filter file,$(origin PYTHON)),$(firstword $(wildcard $(BIN)/python) $(PYTHON)),$(PYTHON))
 
 # Tests in OpenVINO convert their models by the optimum-cli that `make .venv/.openvino` installs, and skip without it.
-PYTEST := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: demo test answers test-long test-all engines engines-start gpu gpu-dry lint docs wheel clean
 

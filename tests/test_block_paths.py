@@ -14,8 +14,8 @@ from treeopt.runtime.checkpoints import save_heads
 from treeopt.runtime.drafters.paths import DFlash2Heads, DSparkHeads
 
 from .conftest import VOCABULARY
-from .slow_drafters import TREES, check_proposals, check_ranks, in_order, slow_norm
-from .synthetic import check_damage
+from .helpers.slow_drafters import TREES, check_proposals, check_ranks, in_order, slow_norm
+from .helpers.synthetic import check_damage
 from .test_dflash import CAUSAL, LAYOUTS, SOME, WINDOWS, config_in, load, random_dflash, slow_dflash, slow_rows, write
 
 RANK, WIDTH, KEPT, GROUP = 5, 32, 6, 8

@@ -23,7 +23,7 @@ from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 from .conftest import invoke, random_trace
-from .engine_rows import export
+from .helpers.engine_rows import export
 
 WIDTHS = (3, 5)  # guesses of the demo model's drafter, which was trained for 5
 SHORT = ("--num-prompts", 8, "--max-new-tokens", 16, "--dtype", "float64")

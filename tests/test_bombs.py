@@ -34,7 +34,7 @@ from treeopt.runtime.target import eos_ids, load_target
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MOST_DEPTH, MOST_NODES, Tree
 
-from .prompt_files import PLAIN
+from .helpers.prompt_files import PLAIN
 
 SECONDS, MEGABYTES = 10, 2000
 MEGABYTE, DEEP = 2**20, 100_000

@@ -6,7 +6,7 @@ import pytest
 
 from treeopt.errors import InvalidInput
 
-from .prompt_files import BRACKET, CHAT, PLAIN, byte_tokenizer, ids, load, messages, reasons, target_of
+from .helpers.prompt_files import BRACKET, CHAT, PLAIN, byte_tokenizer, ids, load, messages, reasons, target_of
 
 
 def test_the_template_alone_writes_the_special_tokens(tmp_path):

@@ -27,7 +27,7 @@ from treeopt.runtime.drafters.states import ranks_among
 from treeopt.runtime.target import Target
 
 from .conftest import examples
-from .synthetic import check_damage, edit_json, read_file, small_llama, synthetic, write_file
+from .helpers.synthetic import check_damage, edit_json, read_file, small_llama, synthetic, write_file
 
 WIDTH, VOCAB = 16, 40  # of the synthetic checkpoints, and of the small base here
 MEDUSA = {"medusa_v01_pt": "medusa", "medusa_v01_safetensors": "medusa", "medusa_v01_two_layers_pt": "medusa",

@@ -17,8 +17,8 @@ from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.target import Target
 
 from .conftest import VOCABULARY, tiny_model
-from .slow_drafters import check_ranks, slow_eagle3
-from .synthetic import check_damage, synthetic
+from .helpers.slow_drafters import check_ranks, slow_eagle3
+from .helpers.synthetic import check_damage, synthetic
 from .test_guesses import FORMS, PLAIN, SOME, random_eagle3, small_model
 
 LAYER = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,

@@ -15,7 +15,7 @@ from treeopt.runtime.checkpoints import Base, convert, load_heads, save_heads
 from treeopt.runtime.drafters.hydra import HydraHeads
 from treeopt.runtime.drafters.layer import EagleHeads, layer_config
 
-from .synthetic import check_damage, edit_json, read_file, small_llama, synthetic, write_file
+from .helpers.synthetic import check_damage, edit_json, read_file, small_llama, synthetic, write_file
 
 WIDTH, VOCAB = 16, 40
 PUBLISHED = {"hydra_mlp_pt": "hydra", "eagle1_bin": "eagle-1"}

@@ -33,7 +33,7 @@ from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 from .conftest import examples, invoke, random_trace, traces
-from .engine_files import exposition
+from .helpers.engine_files import exposition
 from .test_figures import some_bench
 
 

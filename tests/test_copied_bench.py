@@ -35,7 +35,7 @@ from treeopt.trees.draft import CopiedText
 from .engines_live import archives
 from .engines_live.gguf_model import write_gguf
 from .engines_live.llama_server import TOLD
-from .vllm_cases import TEXTS, python_of_vllm
+from .helpers.vllm_cases import TEXTS, python_of_vllm
 
 LIMITS = [24, 40, 17]  # of the requests, in turn
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.engine_rows import COPIED, READERS
-from tests.engine_rows import export as export_draft
+from tests.helpers.engine_rows import COPIED, READERS
+from tests.helpers.engine_rows import export as export_draft
 from treeopt.engines.copied import EXPORTED, KIND
 from treeopt.engines.plans import ExportOptions, export_plan
 from treeopt.engines.registry import method_of, runners

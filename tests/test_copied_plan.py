@@ -30,8 +30,8 @@ from treeopt.trees.draft import COPIED, CopiedText
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Cost
 
-from . import slow_text
-from .engine_rows import export
+from .helpers import slow_text
+from .helpers.engine_rows import export
 
 METHOD = {"engine": "transformers", "method": "prompt-lookup"}
 

@@ -41,9 +41,9 @@ from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 from .conftest import examples, random_trace
-from .engine_files import EVERYTHING
-from .prompt_files import write
-from .synthetic import synthetic
+from .helpers.engine_files import EVERYTHING
+from .helpers.prompt_files import write
+from .helpers.synthetic import synthetic
 from .test_coverage import random_probe
 from .test_planner import staircase
 

@@ -13,7 +13,7 @@ from treeopt.runtime.checkpoints import Base, load_heads
 from treeopt.runtime.drafters.dflash import DFlashHeads, Form
 
 from .conftest import VOCABULARY
-from .slow_drafters import check_proposals, check_ranks, in_order, slow_norm, small_model
+from .helpers.slow_drafters import check_proposals, check_ranks, in_order, slow_norm, small_model
 
 THETA, MASK, SOME = 77.0, 8, torch.tensor([0, *range(3, VOCABULARY, 2)])
 SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "hidden_size": 32, "intermediate_size": 40}

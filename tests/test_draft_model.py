@@ -19,7 +19,7 @@ from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
 
 from .conftest import CONTEXT, VOCABULARY, tiny_model
-from .slow_drafters import slow_model
+from .helpers.slow_drafters import slow_model
 
 CPU = torch.device("cpu")
 KINDS = ["llama", "llama-eager", "qwen3", "mistral"]

@@ -16,7 +16,7 @@ from treeopt.runtime.measure.ranks import true_places
 from treeopt.trees.draft import MOST_ROWS, DynamicTree, pool_size
 
 from .conftest import some_long
-from .slow_builders import eagle_tree, openvino_tree, sglang_tree
+from .helpers.slow_builders import eagle_tree, openvino_tree, sglang_tree
 
 AT_ONCE, TOKENS = 20, 12
 STEP = 40.0  # of the logarithms of a coarse table: so far apart that their sum rounds to the largest

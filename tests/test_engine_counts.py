@@ -14,7 +14,7 @@ from treeopt.engines.measured.survival import CHAIN, MIXED, OPTIMISTIC
 from treeopt.engines.sglang import UNKNOWN_LENGTHS
 from treeopt.errors import InvalidInput
 
-from .engine_files import (
+from .helpers.engine_files import (
     ALIASES,
     DRAFTS,
     ITERATION,

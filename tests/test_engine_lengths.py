@@ -14,7 +14,7 @@ from treeopt.growth.source import source_of
 from treeopt.records.drafters import COUNTED
 from treeopt.trees.tree import Tree
 
-from .engine_files import (
+from .helpers.engine_files import (
     bench,
     exposition,
     lines,

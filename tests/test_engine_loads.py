@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.engine_rows import READERS
+from tests.helpers.engine_rows import READERS
 from treeopt.engines.plans import batch_sizes_to_export, export_plan
 from treeopt.engines.registry import ENGINES, method_of
 from treeopt.errors import InvalidInput

@@ -17,7 +17,7 @@ from treeopt.records.drafters import COUNTED
 from treeopt.records.rundir import RunDirectory
 
 from .conftest import invoke
-from .engine_files import (
+from .helpers.engine_files import (
     DRAFTS,
     EVERYTHING,
     REACHED,

@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from tests.engine_rows import export
+from tests.helpers.engine_rows import export
 from treeopt import demo
 from treeopt.engines.registry import ENGINES
 from treeopt.engines.templates import SCRIPT

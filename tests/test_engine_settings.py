@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.engine_rows import READERS, setting_of
+from tests.helpers.engine_rows import READERS, setting_of
 from treeopt.engines.plans import ExportOptions, export_plan, method_for_plan, planned_method
 from treeopt.errors import InvalidInput
 from treeopt.growth.replay import dynamic_rates

@@ -1,6 +1,6 @@
 """The contract of engines: an export is read back as it was asked, or refused.
 
-Ports of the engines' own rules read it back (`tests.engine_rows`).
+Ports of the engines' own rules read it back (`tests.helpers.engine_rows`).
 """
 
 import json
@@ -15,7 +15,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from tests.engine_rows import CHAIN_OPTIONS, COPIED, READERS, chains, check_read_back, export, flags
+from tests.helpers.engine_rows import CHAIN_OPTIONS, COPIED, READERS, chains, check_read_back, export, flags
 from treeopt import __version__
 from treeopt.cli import cli
 from treeopt.engines.base import COMMANDS

@@ -12,10 +12,10 @@ import yaml
 from click.testing import CliRunner
 from hypothesis import given, settings
 
-from tests import engine_readers as readers
-from tests.engine_rows import READERS
-from tests.engine_rows import export as export_draft
-from tests.medusa_buffers import medusa_buffers
+from tests.helpers import engine_readers as readers
+from tests.helpers.engine_rows import READERS
+from tests.helpers.engine_rows import export as export_draft
+from tests.helpers.medusa_buffers import medusa_buffers
 from treeopt.cli import cli
 from treeopt.engines import eagle, neuron, tensorrt_trees
 from treeopt.engines.plans import export_plan

@@ -17,7 +17,7 @@ from treeopt.records.calibration import Calibration
 from treeopt.report.comparison import verdict
 
 from .conftest import invoke
-from .engine_files import exposition, response, rows_of, vllm_line
+from .helpers.engine_files import exposition, response, rows_of, vllm_line
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("before", "after")

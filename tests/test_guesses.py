@@ -21,7 +21,15 @@ from treeopt.runtime.training.opening import make_heads
 from treeopt.runtime.training.recipe import Recipe
 
 from .conftest import VOCABULARY, tiny_model
-from .slow_drafters import check_proposals, check_ranks, slow_eagle, slow_eagle3, slow_hydra, slow_model, small_model
+from .helpers.slow_drafters import (
+    check_proposals,
+    check_ranks,
+    slow_eagle,
+    slow_eagle3,
+    slow_hydra,
+    slow_model,
+    small_model,
+)
 from .test_draft_model import DRAFTERS, other_model
 from .test_mtp import drafting, slow_mtp
 from .test_train import states_of

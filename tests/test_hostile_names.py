@@ -33,7 +33,7 @@ from treeopt.trees.published import published_tree
 from treeopt.trees.tree import Tree
 
 from .conftest import treeopt
-from .engine_rows import COPIED, chains, export
+from .helpers.engine_rows import COPIED, chains, export
 from .test_report import make_run
 
 NAMES = (

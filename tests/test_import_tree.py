@@ -16,8 +16,8 @@ from treeopt.trees.published import published_tree
 from treeopt.trees.tree import Tree
 
 from .conftest import invoke
-from .engine_files import rows_of
-from .engine_rows import export
+from .helpers.engine_files import rows_of
+from .helpers.engine_rows import export
 
 SMALL = Tree.from_choices([[0], [1], [0, 0], [0, 1]])
 

@@ -25,10 +25,10 @@ from treeopt.serving import visit
 from treeopt.serving.launch import Launcher
 
 from .conftest import invoke, treeopt
-from .fake_server import steps_of
+from .helpers.fake_server import steps_of
 from .test_no_models import run as without_models
 
-FAKE = Path(__file__).parent / "fake_server.py"
+FAKE = Path(__file__).parent / "helpers" / "fake_server.py"
 ACCEPTED, TOKENS, PROMPTS = [2, 0, 1], 12, 10
 
 

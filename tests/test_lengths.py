@@ -24,8 +24,8 @@ from treeopt.serving import visit
 from treeopt.serving.client import Answer, Server
 
 from .conftest import invoke
-from .fake_server import steps_of
-from .lying_server import lying, page
+from .helpers.fake_server import steps_of
+from .helpers.lying_server import lying, page
 from .test_launch import FAKE
 
 ACCEPTED, TOKENS, PROMPTS = [4, 2, 0, 3], 17, 8

@@ -22,7 +22,7 @@ from treeopt.runtime.waiting import RUNS_MODELS
 
 from .conftest import examples, invoke
 from .conftest import treeopt as command
-from .prompt_files import BRACKETS, CHATML, byte_tokenizer
+from .helpers.prompt_files import BRACKETS, CHATML, byte_tokenizer
 from .test_no_models import run as lacking
 
 TOOLED = (

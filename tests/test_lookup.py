@@ -8,7 +8,7 @@ from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.trees.tree import Tree
 
 from .conftest import VOCABULARY, examples
-from .slow_drafters import check_proposals, check_ranks
+from .helpers.slow_drafters import check_proposals, check_ranks
 
 LOOKUPS = st.builds(lambda longest: PromptLookup(VOCABULARY, longest=longest), st.integers(1, 6))
 

@@ -19,7 +19,7 @@ from treeopt.runtime.target import Target, load_target
 from treeopt.trees.tree import Tree
 
 from .conftest import CONTEXT, HEADS, VOCABULARY, random_prompts, tiny_model
-from .slow_drafters import check_ranks, in_order
+from .helpers.slow_drafters import check_ranks, in_order
 
 KINDS = ["deepseek_v3", "glm4_moe"]
 LAYERS = 2

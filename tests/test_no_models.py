@@ -13,7 +13,7 @@ import pytest
 
 from treeopt.runtime.waiting import RUNS_MODELS
 
-from .lying_server import Engine, lying
+from .helpers.lying_server import Engine, lying
 from .test_merge import calibration, shard
 
 PROGRAM = """

@@ -17,7 +17,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from tests.engine_rows import export
+from tests.helpers.engine_rows import export
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.places import user_cache

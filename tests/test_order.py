@@ -20,7 +20,7 @@ from treeopt.runtime.prompts.sets import Conversation, PromptSet, load_prompts
 from treeopt.runtime.session import open_rule
 
 from .conftest import in_new_python
-from .prompt_files import PLAIN, load
+from .helpers.prompt_files import PLAIN, load
 
 CATEGORIES = [f"category {i}" for i in range(13)]
 SORTED = [{"prompt": f"{name}, question {i}", "kind": name} for name in CATEGORIES for i in range(20)]
@@ -157,7 +157,7 @@ def test_a_million_rows_are_not_held(tmp_path, kind):
         path.write_text("prompt\n" + "".join(f"{i} {'x' * 200}\n" for i in range(10**6)))
     path = path.rename(tmp_path / f"many.{kind}")
     code = (
-        "import resource, sys; from tests.prompt_files import PLAIN, load_prompts; "
+        "import resource, sys; from tests.helpers.prompt_files import PLAIN, load_prompts; "
         "from treeopt.runtime.prompts.order import Order\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "before = peak(); prompts = load_prompts(PLAIN, sys.argv[1], order=Order(0, 1000))\n"

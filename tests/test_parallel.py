@@ -29,7 +29,7 @@ from treeopt.runtime.training.losses import count
 from treeopt.trees.tree import Tree
 
 from .conftest import VOCABULARY, tiny_model
-from .slow_drafters import check_proposals, check_ranks, in_order, slow_norm, small_model
+from .helpers.slow_drafters import check_proposals, check_ranks, in_order, slow_norm, small_model
 from .test_checkpoints_eagle3 import config_in, load, tensors_in
 from .test_draft_model import KINDS, other_model
 from .test_guesses import FORMS, PLAIN, SOME, random

@@ -15,7 +15,7 @@ from treeopt.runtime.session import _skipped_note
 from treeopt.runtime.target import load_target
 
 from .conftest import treeopt
-from .prompt_files import PLAIN, ids, load, messages, reasons, target_of
+from .helpers.prompt_files import PLAIN, ids, load, messages, reasons, target_of
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from treeopt.errors import InvalidInput
 from treeopt.runtime.prompts.sets import load_prompts
 
-from .prompt_files import PLAIN, TURNS, ids, load, messages, reasons, write
+from .helpers.prompt_files import PLAIN, TURNS, ids, load, messages, reasons, write
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "tsv", "parquet", "jsonl.gz", "json.gz", "ndjson"])

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine_rows import READERS
+from tests.helpers.engine_rows import READERS
 from tests.test_bench_table import at_speed
 from tests.test_figures import some_bench
 from treeopt.cli import cli

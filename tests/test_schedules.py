@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine_rows import READERS, chains, export
+from tests.helpers.engine_rows import READERS, chains, export
 from treeopt.engines.registry import ENGINES
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.records.plan import merged

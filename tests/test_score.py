@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from tests.engine_rows import export
+from tests.helpers.engine_rows import export
 from treeopt.files.places import shipped
 from treeopt.growth.replay import replay
 from treeopt.growth.score import score_tree

@@ -8,7 +8,7 @@ from treeopt.records.calibration import Calibration
 from treeopt.records.plan import Plan
 
 from .conftest import invoke
-from .engine_files import bench, exposition, vllm_line
+from .helpers.engine_files import bench, exposition, vllm_line
 
 LONG = [39, 25, 14, 7, 4, *[0] * 10]  # of 65 drafts of 15 guesses, the drafts that reached each depth
 STEPS = "batch_size,num_speculative_tokens,step_ms\n"

@@ -18,7 +18,7 @@ from treeopt.text.replay import replay
 from treeopt.text.rules import MANY
 from treeopt.text.suffix import SuffixDecoding
 
-from . import slow_text
+from .helpers import slow_text
 
 CASES = 2000
 

@@ -27,7 +27,7 @@ from treeopt.runtime.training.losses import count, loss_of
 from treeopt.runtime.training.opening import make_heads
 from treeopt.runtime.training.recipe import Recipe
 
-from .slow_drafters import slow_eagle3_logits
+from .helpers.slow_drafters import slow_eagle3_logits
 
 K = 3
 

@@ -23,7 +23,7 @@ from treeopt.serving import watch
 from treeopt.serving.client import KEY, Server
 from treeopt.serving.watch import Watching
 
-from .lying_server import MODELS, Engine, lying, page
+from .helpers.lying_server import MODELS, Engine, lying, page
 
 SURVIVAL = (0.7, 0.5, 0.3)
 FAST = 0.15

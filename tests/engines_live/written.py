@@ -20,8 +20,8 @@ from typing import Any
 
 import yaml
 
-from tests.engine_rows import COPIED, chains, export
 from tests.engines_live.finders import argparse_flags
+from tests.helpers.engine_rows import COPIED, chains, export
 from treeopt.cli import cli
 from treeopt.engines.base import Method, Written
 from treeopt.engines.registry import ENGINES

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import reduce
 from operator import or_
 
-from tests.medusa_buffers import medusa_buffers
+from tests.helpers.medusa_buffers import medusa_buffers
 from treeopt.engines.medusa import TOPK
 from treeopt.errors import InvalidInput
 from treeopt.trees.tree import Choice, Tree

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import yaml
 
-from tests import engine_readers as readers
-from tests.medusa_buffers import decoded, medusa_buffers
+from tests.helpers import engine_readers as readers
+from tests.helpers.medusa_buffers import decoded, medusa_buffers
 from treeopt.engines import exllamav3, medusa, neuron, sglang, tensorrt_llm, vllm
 from treeopt.engines import tensorrt_trees as old
 from treeopt.engines.base import COMMANDS, LAST, About, Written

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import random_prompts
+from tests.test_mtp import published
 from treeopt.runtime.decode import Setup
 from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.engines import open_stepper
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import load_target
 from treeopt.trees.tree import Tree
-
-from .conftest import random_prompts
-from .test_mtp import published
 
 TEXTS = (
     "Three primes below twenty are two, three and",

@@ -9,12 +9,11 @@ from functools import cache
 import numpy as np
 import torch
 
+from tests.conftest import VOCABULARY, tiny_model
 from treeopt.records.trace import MISS, NO_TRIAL, End
 from treeopt.runtime.drafters.protocol import GivenText, TreeTensors
 from treeopt.runtime.drafters.states import Heads
 from treeopt.trees.tree import Tree
-
-from .conftest import VOCABULARY, tiny_model
 
 CPU = torch.device("cpu")
 TREES = [
