@@ -12,7 +12,7 @@ from transformers.modeling_layers import MtpModel
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.runtime.decode import decode
-from treeopt.runtime.drafters.mtp import MTP, PRE_NORM, MtpHeads, load_mtp
+from treeopt.runtime.drafters.mtp import MTP, MtpHeads, load_mtp
 from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target, load_target
@@ -60,7 +60,7 @@ def random_model(kind, *, layers=LAYERS, attention="sdpa", **changes):
 
 
 @cache
-def drafting(kind, pre_norm=False, attention="sdpa") -> tuple[Target, MtpHeads]:
+def drafting(kind, attention="sdpa") -> tuple[Target, MtpHeads]:
     """A target with its layer. All weights are random; in a vocabulary of 37 its guesses are right often enough."""
     model = random_model(kind, attention=attention)
     torch.manual_seed(1)
@@ -69,23 +69,19 @@ def drafting(kind, pre_norm=False, attention="sdpa") -> tuple[Target, MtpHeads]:
     for weight in mtp.layers.parameters():
         torch.nn.init.normal_(weight, mean=float(weight.ndim == 1), std=0.3)
     target = Target(model)
-    return target, MtpHeads(mtp.eval(), target, num_heads=HEADS, pre_norm=pre_norm)
+    return target, MtpHeads(mtp.eval(), target, num_heads=HEADS)
 
 
 def slow_mtp(heads, text, hidden, root, path):
     """All tokens in the order in which the layer guesses them below ``path``: transformers' own pass, from the start."""
-    before: list[torch.Tensor] = []
-    hook = heads.layer.mtp_block.register_forward_hook(lambda _, __, output: before.append(output))
     tokens, states = [*text[1:], root], hidden
     for token in [*path, None]:
         positions = torch.arange(1, len(tokens) + 1)[None]
         embedded = torch.nn.functional.embedding(torch.tensor([tokens]), heads.embedding)
-        embedded[:, 0] *= not heads.pre_norm  # vLLM: inputs_embeds[positions == 0] = 0
         mask = torch.ones((len(tokens), len(tokens)), dtype=torch.bool).tril()[None, None]
         after = heads.layer(embedded, states[None], heads.rotary(embedded, positions), mask, positions, None)[0, -1]
-        states = torch.cat([states, (before[-1][0, -1] if heads.pre_norm else after)[None]])
+        states = torch.cat([states, after[None]])
         tokens.append(token)
-    hook.remove()
     return in_order(heads.lm_head @ after)
 
 
@@ -146,7 +142,6 @@ def test_the_layer_is_read_from_the_targets_checkpoint(checkpoint):
     assert {heads.lm_head.data_ptr(), heads.embedding.data_ptr()} == shared
     assert target.config.to_dict() == before
     assert target.model.config.name_or_path == str(checkpoint)
-    assert load_mtp(PRE_NORM, target).pre_norm is not heads.pre_norm
     check_ranks(heads, slow_mtp, seed=1)
     prompts, stop = random_prompts(1), StopRule(target.eos_ids, 20, at_loops=False)
     rows = decode(target, heads, prompts, Tree.chain(3), batch_size=2, stop=stop)
@@ -217,7 +212,7 @@ def test_layers_that_cannot_be_run_are_refused_by_name(kind, sizes, changes, mes
         open_drafter(MTP, target)
 
 
-@pytest.mark.parametrize("name", ["mtp:", "mtp:3", "mtp:pre_norm"])
+@pytest.mark.parametrize("name", ["mtp:", "mtp:3"])
 def test_other_words_behind_mtp_are_refused(name):
-    with pytest.raises(InvalidInput, match="must be mtp or mtp:pre-norm for MTP heads"):
+    with pytest.raises(InvalidInput, match="must be mtp for MTP heads"):
         open_drafter(name, Target(tiny_model()))

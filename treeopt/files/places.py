@@ -45,8 +45,8 @@ def user_cache() -> Path:
 def folder_name(name: str) -> str:
     """A name for a folder, made of any name of a drafter or a group.
 
-    >>> folder_name("mtp:pre-norm"), folder_name("/models/my heads/"), folder_name("$(x)"), folder_name("..")
-    ('mtp-pre-norm', 'my-heads', 'x', 'unnamed')
+    >>> folder_name("mtp:own"), folder_name("/models/my heads/"), folder_name("$(x)"), folder_name("..")
+    ('mtp-own', 'my-heads', 'x', 'unnamed')
     """
     last = name.rstrip("/").rsplit("/", 1)[-1]
     return re.sub(r"[^A-Za-z0-9._]+", "-", last).strip("-.")[:64] or "unnamed"

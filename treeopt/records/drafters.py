@@ -17,14 +17,12 @@ class Layout:
     about      : for `treeopt list layouts` and the documentation
     names_base : config.json names the base model
     has_base   : the files hold the base's weights too; such a layout is read, but not written
-    is_old     : only releases of the past read it; nor is such a layout written
     shares     : the heads guess with the base's lm_head, which is not in the files
     """
 
     about: str
     names_base: bool = False
     has_base: bool = False
-    is_old: bool = False
     shares: bool = False
 
 
@@ -102,7 +100,6 @@ DRAFTERS = {
                                     names_base=True, shares=True),
             "merged": Layout("one model with the heads under medusa_head., read only: Medusa-2", has_base=True),
             "modelopt": Layout("one model with the heads under medusa_heads., read only: NVIDIA Model Optimizer", has_base=True),
-            "vllm": Layout("model.safetensors with blocks and lm_heads, or a truncated vocabulary, read only: vLLM up to 0.32.0", is_old=True),
             "neuron": Layout("medusa_heads.pt, to lie beside the base's files: AWS Neuron"),
         }, begins="drafters.medusa:untrained", recipes={
             "medusa-1": RecipeDefaults("medusa", 1, 1e-3, 0.8),
@@ -157,7 +154,7 @@ DRAFTERS = {
     "pard": DrafterKind(about="PARD, a causal LM that guesses all depths in one pass: its folder, GGUF file or hub id",
                         note=ONE_PASS.format("PARD drafts all depths")),
     "mtp": DrafterKind(
-        about="the target's own MTP layer, of DeepSeek-V3 and GLM-4.5 alike; mtp:pre-norm feeds back the state before its norm",
+        about="the target's own MTP layer, of DeepSeek-V3 and GLM-4.5 alike",
         argument="mtp", opens="drafters.mtp:load_mtp"),
     "ngram": DrafterKind(
         about="the tokens that followed where the last tokens stood first in the text",
@@ -172,11 +169,7 @@ ELSEWHERE = {
 COUNTED = DRAFTERS | ELSEWHERE  # kinds whose drafts an engine may have counted
 LAYOUTS = {name: layout for kind in DRAFTERS.values() for name, layout in kind.layouts.items()}
 WRITTEN = tuple(
-    name
-    for kind in DRAFTERS.values()
-    if kind.writes
-    for name, layout in kind.layouts.items()
-    if not (layout.has_base or layout.is_old)
+    name for kind in DRAFTERS.values() if kind.writes for name, layout in kind.layouts.items() if not layout.has_base
 )
 RECIPES = {name: recipe for kind in DRAFTERS.values() for name, recipe in kind.recipes.items()}
 ASKED = ", ".join(kind.argument for kind in DRAFTERS.values() if kind.argument)  # as --drafter takes them

@@ -62,7 +62,7 @@ def same_drafter(first: Mapping[str, Any], other: Mapping[str, Any], *, weights:
 
     A key that a record does not have is no difference. A drafter without weights is told by its id.
 
-    >>> same_drafter({"kind": "mtp", "id": "mtp"}, {"kind": "mtp", "id": "mtp:pre-norm"})
+    >>> same_drafter({"kind": "mtp", "id": "mtp"}, {"kind": "mtp", "id": "mtp:1"})
     False
     """
     keys = ["kind", "num_heads", "num_layers"]

@@ -3,10 +3,9 @@
 Head k is L residual blocks and a vocabulary projection, W2 (SiLU(W1 h) + h) for L = 1
 (Medusa, section 2.1.1). All heads' weights are stacked, inputs first, so that a decoding step runs all
 the heads it needs in one batched product: with one row per head that is several times as fast as a
-product per head. Heads may share one projection (the target's lm_head), which is then stored once, and
-may know only part of the target's vocabulary.
+product per head. Heads may share one projection, the target's lm_head, which is then stored once.
 
-N hidden states · d width · V the target's vocabulary · Vt tokens that the heads know (mostly Vt = V)
+N hidden states · d width · V vocabulary
 K heads · L blocks · D heads that a tree needs
 """
 
@@ -34,10 +33,9 @@ class MedusaHeads(Heads):
 
     blocks     : (L, K, d, d)   x + SiLU(x W + b) per block; W = 0, b = 0 at first: the identity
     biases     : (L, K, 1, d)
-    projection : (K, d, Vt)     no bias; (1, d, Vt) where all heads share it
-    token_ids  : (Vt,) or None  target id of each draft token, ascending; None where Vt = V
+    projection : (K, d, V)     no bias; (1, d, V) where all heads share it
 
-    ``shared`` is the (Vt, d) projection of all heads, whose storage is used and not copied; ``placed`` are dtype and device.
+    ``shared`` is the (V, d) projection of all heads, whose storage is used and not copied; ``placed`` are dtype and device.
     """
 
     kind, has_marginals = "medusa", True
@@ -50,16 +48,15 @@ class MedusaHeads(Heads):
         vocab_size: int,
         *,
         shared: Tensor | None = None,
-        token_ids: Tensor | None = None,
         **placed: Any,
     ) -> None:
         super().__init__()
         self.num_heads, self.num_layers, self.width, self.vocab_size = num_heads, num_layers, width, vocab_size
-        self.register_buffer("token_ids", None if token_ids is None else token_ids.to(placed.get("device")))
+        self.token_ids = None
         zeros = partial(torch.zeros, **placed)
         self.blocks = nn.Parameter(zeros(num_layers, num_heads, width, width))
         self.biases = nn.Parameter(zeros(num_layers, num_heads, 1, width))
-        own = zeros(num_heads, width, self.draft_vocab_size) if shared is None else shared.detach().to(**placed).T[None]
+        own = zeros(num_heads, width, vocab_size) if shared is None else shared.detach().to(**placed).T[None]
         self.projection = nn.Parameter(own)
         self.shares_projection = shared is not None
 
@@ -84,13 +81,13 @@ class MedusaHeads(Heads):
         return found
 
     def logits(self, hidden: Tensor, k: int) -> Tensor:
-        """Logits of head k (from 0): (N, d) to (N, Vt)."""
+        """Logits of head k (from 0): (N, d) to (N, V)."""
         for block, bias in zip(self.blocks, self.biases, strict=True):
             hidden = hidden + F.silu(torch.addmm(bias[k], hidden, block[k]))
         return hidden @ self.projection[0 if self.shares_projection else k]
 
     def first(self, depth: int) -> Callable[[Tensor], Tensor]:
-        """Heads 0...depth-1 as they are now: a function that gives all their logits at once, (N, d) to (N, D, Vt)."""
+        """Heads 0...depth-1 as they are now: a function that gives all their logits at once, (N, d) to (N, D, V)."""
         layers = [(block[:depth], bias[:depth]) for block, bias in zip(self.blocks, self.biases, strict=True)]
         projection = self.projection[0 if self.shares_projection else slice(depth)]
 

@@ -3,13 +3,11 @@
 The target's last hidden state f_j of token j and the embedding of the token after it are normed and joined,
 eh_proj [enorm(e_{j+1}), hnorm(f_j)], and go through a decoder layer of the target's kind, which attends to the pairs
 before it; the shared head guesses token j + 2 from what its last norm makes of that (DeepSeek-V3, section 2.2). Engines
-use the layer again for deeper guesses: its own state then takes the place of the target's, as in EAGLE, after the last
-norm (SGLang, TensorRT-LLM, vLLM of late) or before it (vLLM at first).
+use the layer again for deeper guesses: its own state behind its last norm then takes the place of the target's, as in EAGLE.
 
-vLLM also sets the embedding of the first pair to 0, in all families here (vllm/model_executor/models/deepseek_mtp.py at
-03356f8c, glm4_moe_mtp.py at 028aedf6: `inputs_embeds[positions == 0] = 0`), and so does `PRE_NORM`. Its inputs are already
-shifted by then, so that this is a token's embedding like any other, which training had (vLLM's issue 33299). transformers
-and SGLang (python/sglang/srt/models/deepseek_nextn.py at 0114f9c9, glm4_moe_nextn.py at 008b79d2) keep it, and so does `MTP`.
+transformers and SGLang (python/sglang/srt/models/deepseek_nextn.py at 0114f9c9, glm4_moe_nextn.py at 008b79d2) do as is done here.
+vLLM sets the embedding of the first pair to 0, though its inputs are shifted by then and training had it (vLLM's issue 33299),
+and feeds back GLM-4.5's state from before the norm (glm4_moe_mtp.py at 028aedf6).
 
 transformers loads these layers for some families, and drops them for the others.
 """
@@ -30,23 +28,21 @@ from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
 from treeopt.runtime.folder import loadable
 from treeopt.runtime.target import Target
 
-MTP, PRE_NORM = "mtp", "mtp:pre-norm"  # what --drafter calls them
+MTP = "mtp"  # what --drafter calls them
 FAMILIES = ("deepseek_v3", "glm4_moe")
 
 
 class MtpHeads(UnrolledHeads):
     """A target's MTP layer; it guesses ``num_heads`` tokens ahead.
 
-    mtp      : of this target, with one layer
-    pre_norm : as vLLM at first: feed back the layer's state as it is before its last norm, and leave out the first embedding
+    mtp : of this target, with one layer
     """
 
     kind = "mtp"
 
-    def __init__(self, mtp: MtpModel, target: Target, *, num_heads: int = DRAFT_DEPTH, pre_norm: bool = False) -> None:
+    def __init__(self, mtp: MtpModel, target: Target, *, num_heads: int = DRAFT_DEPTH) -> None:
         super().__init__()
-        self.num_heads, self.pre_norm = num_heads, pre_norm
-        self.vocab_size, self.width = target.vocab_size, target.width
+        self.num_heads, self.vocab_size, self.width = num_heads, target.vocab_size, target.width
         embedding = target.model.get_input_embeddings().weight
         self.register_vocabulary(embedding, target.lm_head.weight, None, self.width)
         mtp.config._attn_implementation = "sdpa"  # which is causal without a mask
@@ -54,8 +50,6 @@ class MtpHeads(UnrolledHeads):
 
     def predict(self, following: Tensor, hidden: Tensor, *passed: Any) -> Tensor:
         layer, embedded, (positions, cache, *mask) = self.layer, F.embedding(following, self.embedding), passed
-        if self.pre_norm:
-            embedded = embedded.masked_fill(positions[..., None] == 0, 0.0)
         states = layer.mtp_block(
             layer.eh_proj(torch.cat([layer.enorm(embedded), layer.hnorm(hidden)], -1)),
             position_embeddings=self.rotary(embedded, positions),
@@ -63,19 +57,19 @@ class MtpHeads(UnrolledHeads):
             attention_mask=mask[0] if mask else None,
             past_key_values=cache,
         )
-        return states if self.pre_norm else layer.post_norm(states)
+        return layer.post_norm(states)
 
     def logits(self, states: Tensor) -> Tensor:
-        return F.linear(self.layer.post_norm(states) if self.pre_norm else states, self.lm_head)
+        return F.linear(states, self.lm_head)
 
 
 def load_mtp(name: str, target: Target, num_heads: int = DRAFT_DEPTH) -> MtpHeads:
-    """The MTP layer in the checkpoint that the target was loaded from; ``name`` is `MTP` or `PRE_NORM`.
+    """The MTP layer in the checkpoint that the target was loaded from; ``name`` is `MTP`.
 
     Raises Unsupported, saying what is missing, where transformers or treeopt cannot run it.
     """
-    if name not in (MTP, PRE_NORM):
-        raise InvalidInput(f"`drafter` must be {MTP} or {PRE_NORM} for MTP heads, but got {quoted(name)}.")
+    if name != MTP:
+        raise InvalidInput(f"`drafter` must be {MTP} for MTP heads, but got {quoted(name)}.")
     check_support(target)
     folder, layer = find_checkpoint(target.name, target.revision), f"model.layers.{target.num_layers}."
     if not any(stored.startswith(layer) for stored in find_tensors(folder).parts):
@@ -93,7 +87,7 @@ def load_mtp(name: str, target: Target, num_heads: int = DRAFT_DEPTH) -> MtpHead
     for weight, values in mtp.layers[0].state_dict().items():
         if not bool(values.isfinite().all()):
             raise InvalidInput(f"The weights of an MTP layer must be finite, but {weight} in {target.name} is not.")
-    return MtpHeads(mtp.eval().requires_grad_(False), target, num_heads=num_heads, pre_norm=name == PRE_NORM)
+    return MtpHeads(mtp.eval().requires_grad_(False), target, num_heads=num_heads)
 
 
 def check_support(target: Target) -> None:

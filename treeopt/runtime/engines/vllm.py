@@ -48,10 +48,9 @@ LONGEST = 8  # guesses of a step that an engine is started for
 SHARE = 0.42  # of the memory for each of two engines
 Key = Draft | int | None  # what an engine is for: a setting, a length, LONGEST for all, None for plain decoding
 SCHEDULE, NONE = ({"num_speculative_tokens_per_batch_size": [[1, MOST_ROWS, length]]} for length in (LONGEST, 0))
-PRE_NORM_MTP = "glm4_moe", True  # vllm/model_executor/models/glm4_moe_mtp.py at 0.32.0 and ours guess alike
 ABOUT_MTP = (
     "vLLM leaves out the first embedding of a text, and gives GLM-4.5's MTP layer its state of before the last norm, DeepSeek-V3's "
-    "that of behind it. The drafter guesses otherwise, so the prediction is not of these guesses; that of mtp:pre-norm is for GLM-4.5."
+    "that of behind it. The drafter guesses otherwise, so the prediction is not of these guesses."
 )
 LINES = 5  # of the worker's last words
 ASK = "`engine=vllm` needs the Python of an environment that has vllm, in this one or another: pass its path as `engine_python`."
@@ -69,8 +68,7 @@ class Vllm(Stepper):
             raise Unsupported(ASK)
         self.python = os.path.expanduser(python or sys.executable)
         self.target, self.drafter, self.stop = target, drafter, stop
-        layer = target.config.model_type, getattr(drafter, "pre_norm", None)
-        self.about = ABOUT_MTP if drafter.kind == "mtp" and layer != PRE_NORM_MTP else ""
+        self.about = ABOUT_MTP if drafter.kind == "mtp" else ""
         self._place = tempfile.TemporaryDirectory(prefix="treeopt-vllm-")
         self._workers: dict[Key, Worker] = {}
         self._copied: Collection[Draft] = ()  # settings whose engines are up at once
