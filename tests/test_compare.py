@@ -399,12 +399,6 @@ def test_what_cannot_be_compared_is_said(files, tmp_path):
     assert "--tolerance" in invoke("compare", old, old, "--tolerance", 100, code=2).stderr
 
 
-def test_plans_for_each_group_need_a_run_directory_to_be_kept_in():
-    trace = grouped(x=constant([0], n=30), y=constant([1], n=10))
-    with pytest.raises(InvalidInput, match="writes to the run directory"):
-        treeopt.search(trace, budget=3, for_groups="own")
-
-
 def test_results_are_compared_in_python_and_show_themselves():
     found = treeopt.compare(constant([0]), constant([0]), budget=4)
     assert found.keep
@@ -412,24 +406,3 @@ def test_results_are_compared_in_python_and_show_themselves():
     groups = treeopt.compare(grouped(x=constant([0], n=30), y=constant([1], n=10)), budget=3)
     assert {group.group for group in groups.groups} == {"x", "y"}
     assert "One plan" in groups._repr_html_()
-
-
-def test_groups_get_plans_wherever_their_names_point(files):
-    """A group's folder lies in the run's, whatever the group is called."""
-    run = treeopt.RunDirectory(files / "run")
-    parts = {"../../x": constant([0, 0], n=60), "$(touch x)": constant([1, 3], n=10), "few": constant([0, 0], n=2)}
-    trace = grouped(**parts)
-    hashes = [f"{s:064x}" for s in range(trace.num_sequences)]
-    trace = replace(trace, meta={**trace.meta, "prompt_sha256": hashes})
-    run.replace_accuracies(Calibration.from_trace(trace), trace)
-    LatencyProfile.load(files / "profile.json").save(run.profile)
-    invoke("search", "--run", run.path, "--for-groups", "own", "--max-depth", 2, "--budget", 4, "--batch-size", 1)
-    folders = {path.name for path in (run.path / "groups").glob("*")}
-    assert folders == {"touch-x", "x"}
-    for folder in folders:
-        own = treeopt.RunDirectory(run.path / "groups" / folder)
-        assert set(own.read_plan().inputs) == {"trace.npz", "profile.json"}
-        assert own.read_trace().num_sequences in (60, 10)
-    assert {path.name for path in files.iterdir()} == {"old.npz", "same.npz", "new.npz", "profile.json", "run"}
-    for words, code in ((("all",), 2), (("own", "--calibration", files / "old.npz"), 1)):
-        invoke("search", "--run", run.path, "--budget", 4, "--for-groups", *words, code=code)

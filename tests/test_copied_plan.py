@@ -323,18 +323,6 @@ def test_the_best_of_separate_options_is_found():
             assert found[best][0] == 0
 
 
-def test_every_group_gets_a_plan_of_its_own(tmp_path):
-    log_of(groups=("agents $(x)", "chat")).save(tmp_path / "requests.npz")
-    plan = treeopt.search(run=tmp_path, for_groups="own", **METHOD)
-    assert set(plan.entries[0].groups) == {"agents $(x)", "chat"}
-    folders = sorted((tmp_path / "groups").iterdir())
-    assert len(folders) == 2
-    for folder in folders:
-        own = RequestLog.load(folder / "requests.npz")
-        assert own.num_sequences == 24
-        assert Plan.load(folder / "plan.json").copies
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -343,7 +331,6 @@ def test_every_group_gets_a_plan_of_its_own(tmp_path):
         ({"engine": "vllm", "method": "eagle3"}, "must be ngram-v1, ngram-v2, suffix"),
         ({**METHOD, "shape": "chain"}, "shape is for trees"),
         ({**METHOD, "batch_sizes": {1: 0.5, 2: 0.5}}, "leave the shares out"),
-        ({**METHOD, "for_groups": "own"}, "needs a log with groups"),
     ],
 )
 def test_what_is_not_for_copied_text_is_refused(run, options, said):

@@ -165,7 +165,6 @@ def test_the_usual_options_come_first(name, usual):
 COMPLETED = [
     ("calibrate", "--num-p", {"--num-prompts"}),
     ("calibrate --drafter", "eagle", {"file"}),
-    ("search --for-groups", "o", {"own"}),
     ("score", "mc_", {"file"}),
     ("compare treeopt-run", "be", {"file"}),
 ]

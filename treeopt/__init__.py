@@ -200,7 +200,6 @@ def search(
     max_rank: Natural | None = None,
     max_depth: Count | None = None,
     measured_only: bool = False,
-    for_groups: Literal["shared", "own"] = "shared",
 ) -> Plan:
     """Choose the tree with the best throughput for each batch size, or for all with their shares: {1: 0.7, 8: 0.3}.
 
@@ -221,7 +220,6 @@ def search(
     max_rank    : largest rank of a node; by default 9, or the engine's
     max_depth   : deepest node; by default the number of heads
     measured_only : choose among sizes that were timed, without estimates between
-    for_groups  : shared, one plan for all; own, beside it a plan for each group, in RUN/groups/
     """
     asked = dict(locals())
     from treeopt import pipeline

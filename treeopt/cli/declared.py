@@ -34,7 +34,7 @@ Built = tuple[list[click.Parameter], str]
 GROUPS = {
     "Usual": ("model", "drafter", "prompts", "num_prompts", "batch_sizes"),
     "Trees and engine": ("budget", "sizes", "engine", "engine_python", "method", "shape", "max_rank", "max_depth", "tree", "heads",
-                         "beyond", "for_groups", "tolerance"),
+                         "beyond", "tolerance"),
     "A table of settings": ("columns", "lengths", "noise", "tpot_limit", "served", "markdown"),
     "A server that is up": ("minutes", "plain", "drive", "clients"),
     "Latencies from elsewhere": ("from_csv", "launch", "within_s", "runtime", "analytical", "num_heads", "overwrite"),

@@ -18,7 +18,6 @@ from treeopt.engines.copied import EXPORTED, KIND
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.growth.rates import Rates
 from treeopt.latency.costs import StepCosts
-from treeopt.pipeline.groups import plan_groups
 from treeopt.planning.planner import costs_of, plan_text
 from treeopt.planning.request import PlanRequest
 from treeopt.planning.table import Candidate, Floats, mean_ms
@@ -52,7 +51,6 @@ def search_copied(
     engine: str | None = None,
     method: str | None = None,
     batch_sizes: Sequence[int] | Mapping[int, float] | None = None,
-    for_groups: str = "shared",
     budget: int = Limits().budget,
     context: int | None = None,
     **options: Any,
@@ -71,16 +69,7 @@ def search_copied(
     costs = costs_of(latencies, request, log.usual_context)
     check_rows(costs)
     inputs = inputs_of(*(file for file in (run.requests, timed) if file))
-    plan = replace(planned(log, costs, request, drafters), inputs=inputs)
-    if for_groups == "own":
-        if not log.group_names:
-            raise InvalidInput(
-                "`for_groups=own` needs a log with groups: treeopt calibrate --from-logs LOG --group-by COLUMN"
-            )
-        of = {name: np.flatnonzero(log.group == number) for number, name in enumerate(log.group_names)}
-        parts = {name: log.select(which) for name, which in of.items() if len(which)}
-        plan_groups(run, parts, latencies, lambda part: planned(part, costs, request, drafters))
-    return plan
+    return replace(planned(log, costs, request, drafters), inputs=inputs)
 
 
 def asked_drafters(engine: str | None, method: str | None) -> list[str]:

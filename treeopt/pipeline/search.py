@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from treeopt.engines.base import Method
 from treeopt.engines.plans import check_rule_of
 from treeopt.engines.registry import method_of, removal_notes, tree_method_of
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.growth.source import source_of
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
 from treeopt.pipeline.copied import search_copied
-from treeopt.pipeline.groups import plan_groups
 from treeopt.planning.planner import plan_trees
-from treeopt.planning.regret import group_parts
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.drafters import BLOCKS
@@ -76,16 +73,14 @@ def search(
     *,
     calibration: str | None = None,
     profile: str | None = None,
-    for_groups: str = "shared",
     **options: Any,
 ) -> Plan:
     """Choose the best tree per batch size from the run's trace, or from a calibration by path or name.
 
-    for_groups : "own" makes a plan for each group too
-    options    : those of `request_of`
+    options : those of `request_of`
     """
     if calibration is None and run.requests.exists():
-        plan = search_copied(run, profile=profile, for_groups=for_groups, **options)
+        plan = search_copied(run, profile=profile, **options)
         return _kept(run, plan)
     used, record = read_planned(run, calibration)
     if why := broken(record):
@@ -98,8 +93,6 @@ def search(
         check_latencies(record, latencies, run, timed, request.sizes)
     with progress("Searching", None):
         plan = plan_trees(record, latencies, request)
-        if for_groups == "own":
-            _plan_groups(run, record, latencies, request)
     entries = tuple(replace(entry, warnings=[*entry.warnings, *warnings]) for entry in plan.entries)
     plan = replace(plan, entries=entries, inputs=inputs_of(*(file for file in (used, timed) if file)))
     return _kept(run, plan)
@@ -118,19 +111,6 @@ def _kept(run: RunDirectory, plan: Plan) -> Plan:
     plan.save(run.plan)
     note(*by_batch_size({entry.batch_size: entry.warnings for entry in plan.entries}))
     return plan
-
-
-def _plan_groups(run: RunDirectory, record: Accuracies, latencies: LatencyProfile | None, request: PlanRequest) -> None:
-    """Write a run directory with trace, latencies and plan for each group; InvalidInput where groups are not known."""
-    if request.mix:
-        raise InvalidInput("`for_groups=own` needs batch sizes without shares: leave the shares out.")
-    source = source_of(record)
-    if not source.is_exact:
-        raise InvalidInput(f"`for_groups=own` needs a trace with groups, but got a {source.kind}.")
-    if run.is_held:
-        raise InvalidInput("`for_groups=own` writes to the run directory: search a run, not a trace alone.")
-    parts = group_parts(cast(RankTrace, record))
-    plan_groups(run, parts, latencies, lambda part: plan_trees(part, latencies, request))
 
 
 def request_of(

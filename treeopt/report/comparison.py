@@ -78,7 +78,7 @@ def _groups_verdict(result: GroupsCompared) -> str:
             f"{times(regret.gain)} as fast as shared"
             for regret in gainers
         ]
-        return f"A setting of their own pays for {'; '.join(said)}. To plan for each: treeopt search --for-groups own."
+        return f"A setting of their own pays for {'; '.join(said)}. To plan for it, calibrate its prompts in a run of their own."
     most = max(result.groups, key=lambda regret: regret.loss.ends[0])
     return (
         f"One plan is enough: no group is shown to gain more than {100 * result.tolerance:g} % by a plan of its own. The "
