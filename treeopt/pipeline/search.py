@@ -68,13 +68,7 @@ def search_in_memory(
     return plan
 
 
-def search(
-    run: RunDirectory,
-    *,
-    calibration: str | None = None,
-    profile: str | None = None,
-    **options: Any,
-) -> Plan:
+def search(run: RunDirectory, *, calibration: str | None = None, profile: str | None = None, **options: Any) -> Plan:
     """Choose the best tree per batch size from the run's trace, or from a calibration by path or name.
 
     options : those of `request_of`
