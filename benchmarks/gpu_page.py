@@ -125,7 +125,7 @@ def page(measured: Path, known: Mapping[str, Figures], profiles: Mapping[tuple[s
 def shape_lines(measured: Path, shape: str, known: Mapping[str, Figures], profiles: Mapping[str, Any]) -> list[str]:
     """A section: the deepest step of each size in every way beside the roofline, then memory and what went wrong."""
     roofs = next(iter(profiles.values()))[2]
-    model, (device, _) = shape_of(str(measured / "configs" / f"{shape}.json"))[0], device_of(roofs["roofline"])
+    model, device = shape_of(str(measured / "configs" / f"{shape}.json"))[0], device_of(roofs["roofline"])
     ways = [way for way in WAYS if way in profiles]
     timed = {way: {key(t): t for t in (*found[1].points, *found[1].autoregressive)} for way, found in profiles.items()}
 

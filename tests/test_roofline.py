@@ -3,7 +3,6 @@
 import json
 import math
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +21,7 @@ from treeopt.latency.roofline import (
     analytical_profile,
     compute_us,
     draft_operators,
-    experts_read,
     linear,
-    operator_us,
     step_ms,
     step_operators,
 )
@@ -203,59 +200,6 @@ def test_configs_say_their_shape(tmp_path):
     assert shape_of("llama-33b")[0] == LLAMA
 
 
-QWEN = {"model_type": "qwen3_moe", "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32}
-GLM = {"model_type": "glm4_moe", "n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32}
-GLM |= {"n_shared_experts": 2, "first_k_dense_replace": 1}
-
-
-def test_experts_of_configs_and_the_numbers_that_are_read(tmp_path):
-    shape, *_ = shape_of(config(tmp_path, **GLM))
-    assert (shape.sparse_layers, shape.experts, shape.expert_inner, shape.shared_inner) == (2, 16, 32, 64)
-    one, many = ({op.name: op for op in step_operators(shape, Step(b, 9))} for b in (1, 4000))
-    each = 3 * 64 * 32
-    activations = 2 * 4 * (2 * 64 + 3 * 32)
-    assert one["experts"].moved_bytes == pytest.approx(2 * 4 * each + activations)
-    assert many["experts"].moved_bytes == pytest.approx(2 * 16 * each + 4000 * activations)
-    assert many["experts"].flops == 4000 * one["experts"].flops == 4000 * 2 * 4 * each
-    assert (one["up"].times, one["shared up"].times, one["shared up"].product) == (1, 2, (1, 64, 64))
-    assert shape_of(config(tmp_path, **QWEN))[0].sparse_layers == 3
-
-
-def test_the_expected_number_of_experts_is_that_of_drawing_them():
-    """20,000 draws of 3 rows scatter by 0.01: a false alarm in 1 of 15,000."""
-    rng = np.random.default_rng(0)
-    taken = rng.random((20000, 3, 16)).argsort(2)[:, :, :4].reshape(20000, 12)
-    assert experts_read(16, 4, 3) == pytest.approx(np.mean([len(set(row)) for row in taken.tolist()]), abs=0.04)
-
-
-@pytest.mark.parametrize(
-    ("said", "weight_bytes"),
-    [
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 1.0),
-        ({"quant_method": "awq", "bits": 4, "group_size": 128}, 0.5 + 2 / 128),
-        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4}}}}, 0.5),
-    ],
-)
-def test_quantised_weights_move_fewer_bytes(tmp_path, said, weight_bytes):
-    shape, plain = (shape_of(config(tmp_path, quantization_config=one))[0] for one in (said, None))
-    assert shape.weight_bytes == weight_bytes
-    device = Device("memory", tflops=1e9, tb_per_s=1.0)
-    fewer, all_ = (step_ms(one, device, Step(1, 1)) for one in (shape, plain))
-    assert all_ - fewer == pytest.approx(layer_weights(plain) * (2 - weight_bytes) / 1e9 / EFFICIENCY["linear"])
-
-
-def test_devices_share_every_layer_and_send_each_other_its_sums():
-    shape = SHAPES["llama-7b"]
-    shared = replace(shape, devices=4)
-    found, whole = ({op.name: op for op in step_operators(one, Step(2, 99, 8))} for one in (shared, shape))
-    for name in ("qkv", "o", "gate", "up", "down", "lm_head", "attention"):
-        assert found[name].flops == whole[name].flops / 4
-    assert (found["all-reduce"].times, found["all-reduce"].moved_bytes) == (64, 2 * 3 / 4 * 2 * 16 * 4096)
-    assert "all-reduce" not in whole
-    link = operator_us(found["all-reduce"], DEVICES["H100-SXM"])
-    assert link == pytest.approx(found["all-reduce"].moved_bytes / 450e9 * 1e6)
-
-
 LLAMA3 = ModelShape("llama-3-8b", 32, 4096, 14336, 32, 8, 128, 128256)
 
 
@@ -309,8 +253,8 @@ def test_published_steps_stand_beside_the_computed_ones_in_the_documents(request
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
-        ({"model_type": "deepseek_v3"}, Unsupported, r"knows the operators of llama, .* is a deepseek_v3"),
-        ({"quantization_config": {"bits": 3}}, Unsupported, "weights of 16, 8 and 4 bits"),
+        ({"model_type": "qwen3_moe"}, Unsupported, r"knows the operators of llama, .* is a qwen3_moe"),
+        ({"quantization_config": {"bits": 4}}, Unsupported, "in 16 bits, but .* is quantised"),
         ({"model_type": None}, InvalidInput, "model_type, but .* has none"),
         ({"hidden_size": 0}, InvalidInput, "must have hidden_size, .* but it has 0"),
         ({"vocab_size": "many"}, InvalidInput, "must have vocab_size"),
@@ -326,11 +270,10 @@ def test_what_cannot_be_counted_is_refused(tmp_path, changed, error, message):
 def test_missing_configs_unknown_devices_and_other_dtypes_are_refused(tmp_path):
     with pytest.raises(InvalidInput, match="does not exist"):
         shape_of(str(tmp_path / "none.json"))
-    for text in ("V100", "312", "312:x", "0:1", "nan:1", "1:2:3"):
+    for text in ("V100", "4xL4", "312", "312:x", "0:1", "nan:1", "1:2:3"):
         with pytest.raises(InvalidInput, match=r"one of A100-80GB-PCIe, .*, or TFLOPS:TB_PER_S"):
             device_of(text)
-    assert device_of("h200-sxm") == (DEVICES["H200-SXM"], 1)
-    assert device_of("8xH200-SXM") == (DEVICES["H200-SXM"], 8)
+    assert device_of("h200-sxm") == DEVICES["H200-SXM"]
     with pytest.raises(Unsupported, match="bfloat16 and float16, not in float32"):
         profile_analytical(RunDirectory(tmp_path / "run"), "L4", "llama-7b", batch_sizes=(1,), dtype="float32")
 

@@ -253,7 +253,7 @@ def profile(
         treeopt profile --engine openvino --time-limit 300
         treeopt profile --random-weights config.json --dtype bfloat16
         treeopt profile --from-csv steps.csv --runtime vllm-0.11
-        treeopt profile --analytical 4xH100-SXM --model config.json --drafter eagle3 --batch-size 1,8
+        treeopt profile --analytical H100-SXM --model config.json --drafter eagle3 --batch-size 1,8
 
     random_weights : time a model of this config.json's shape, of random weights
     num_heads  : number of heads, if no drafter says it; by default as calibrated, or 4

@@ -1,13 +1,11 @@
 """Accelerators and models by name: what an analytical latency (`roofline`) depends on.
 
-A model is a decoder of equal layers: h its `width`, i the `inner` width of an MLP, d the `head_width` of attention; in some
-all layers but the first ones have experts in the MLP's place.
+A model is a decoder of equal layers with gated MLPs and weights of 16 bits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,16 +19,14 @@ from treeopt.files import storage
 class Device:
     """The two roofs of an accelerator, as its maker says.
 
-    tflops        : dense products in bfloat16 or float16 with float32 sums, no sparsity [TFLOP/s]
-    tb_per_s      : memory bandwidth [TB/s]
-    link_gb_per_s : what a device sends to the others of a server, in one direction [GB/s]; by default by PCIe 4.0
-    units         : multiprocessors that share the tiles of a product, where tiles and efficiencies were fitted; else None
+    tflops   : dense products in bfloat16 or float16 with float32 sums, no sparsity [TFLOP/s]
+    tb_per_s : memory bandwidth [TB/s]
+    units    : multiprocessors that share the tiles of a product, where tiles and efficiencies were fitted; else None
     """
 
     name: str
     tflops: float
     tb_per_s: float
-    link_gb_per_s: float = 32
     units: int | None = None
 
 
@@ -38,67 +34,48 @@ DEVICES = {
     device.name: device
     for device in (
         Device("A100-80GB-PCIe", 312, 1.935, units=108),
-        Device("A100-80GB-SXM", 312, 2.039, link_gb_per_s=300),
-        Device("A100-40GB-SXM", 312, 1.555, link_gb_per_s=300),
-        Device("H100-SXM", 989.4, 3.35, link_gb_per_s=450),
-        Device("H100-PCIe", 756, 2.0, link_gb_per_s=64),
-        Device("H200-SXM", 989.4, 4.8, link_gb_per_s=450),
+        Device("A100-80GB-SXM", 312, 2.039),
+        Device("A100-40GB-SXM", 312, 1.555),
+        Device("H100-SXM", 989.4, 3.35),
+        Device("H100-PCIe", 756, 2.0),
+        Device("H200-SXM", 989.4, 4.8),
         Device("L40S", 362.05, 0.864),
         Device("L4", 121, 0.3),
         Device("A10G", 70, 0.6),
         Device("RTX-4090", 165.2, 1.008),
-        Device("MI300X", 1307.4, 5.3, link_gb_per_s=448),
+        Device("MI300X", 1307.4, 5.3),
     )
 }
 
 
-def device_of(text: str) -> tuple[Device, int]:
-    """A device by its name, or any by its two roofs, "312:1.935" [TFLOP/s:TB/s]; and how many: "4xH100-SXM".
+def device_of(text: str) -> Device:
+    """A device by its name, or any by its two roofs, "312:1.935" [TFLOP/s:TB/s].
 
-    >>> device_of("312:2")[0].tb_per_s, device_of("4xH100-SXM")[1]
-    (2.0, 4)
+    >>> device_of("312:2").tb_per_s, device_of("l4").name
+    (2.0, 'L4')
     """
     by_name = {name.lower(): device for name, device in DEVICES.items()}
-    number, times, name = text.lower().partition("x")
-    count, name = (int(number), name) if times and number.isdecimal() and int(number) else (1, text.lower())
-    if name in by_name:
-        return by_name[name], count
+    if text.lower() in by_name:
+        return by_name[text.lower()]
     with suppress(ValueError):
-        tflops, tb_per_s = map(float, name.split(":"))
+        tflops, tb_per_s = map(float, text.split(":"))
         if 0 < tflops < math.inf and 0 < tb_per_s < math.inf:
-            return Device(f"{tflops:g} TFLOP/s, {tb_per_s:g} TB/s", tflops, tb_per_s), count
+            return Device(f"{tflops:g} TFLOP/s, {tb_per_s:g} TB/s", tflops, tb_per_s)
     raise InvalidInput(
-        f"`analytical` must be one of {', '.join(DEVICES)}, or TFLOPS:TB_PER_S such as 312:1.935, or several of one, such as "
-        f"4xH100-SXM, but got {text!r}."
+        f"`analytical` must be one of {', '.join(DEVICES)}, or TFLOPS:TB_PER_S such as 312:1.935, but got {text!r}."
     )
 
 
-# Architectures of q, k, v, o, gate, up and down, and the head width where the config is silent (None: h / heads).
+# Architectures of q, k, v, o, gate, up and down, and the head width where the config is silent (None: width / heads).
 KNOWN: dict[str, int | None] = {
-    "llama": None, "mistral": None, "qwen2": None, "qwen3": 128, "phi3": None, "gemma": 256, "granite": None,
-    "olmo2": None, "mixtral": None, "qwen2_moe": None, "qwen3_moe": 128, "glm4_moe": 128,
+    "llama": None, "mistral": None, "qwen2": None, "qwen3": 128, "phi3": None, "gemma": 256, "granite": None, "olmo2": None,
 }  # fmt: skip
-# What configs call the number of experts, the width of each, and that of those which all rows take (a number of them: N).
-EXPERTS = {
-    "mixtral": ("num_local_experts", "intermediate_size", ""),
-    "qwen2_moe": ("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size"),
-    "qwen3_moe": ("num_experts", "moe_intermediate_size", ""),
-    "glm4_moe": ("n_routed_experts", "moe_intermediate_size", "n_shared_experts"),
-}
 DTYPES, ITEMSIZE = ("bfloat16", "float16"), 2  # whose numbers take so many bytes
 DRAFT_VOCABULARY = 32000  # of EAGLE-3's published checkpoints, if its config is not given
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder of equal layers with gated MLPs.
-
-    weight_bytes  : of a weight of the layers; the lm_head has 16 bits
-    sparse_layers : the last ones, which have experts
-    shared_inner  : width of all experts together that every row takes
-    devices       : number of devices that share every layer
-    """
-
     name: str
     layers: int
     width: int
@@ -107,19 +84,6 @@ class ModelShape:
     kv_heads: int
     head_width: int
     vocab_size: int
-    weight_bytes: float = ITEMSIZE
-    sparse_layers: int = 0
-    experts: int = 0
-    experts_per_token: int = 0
-    expert_inner: int = 0
-    shared_inner: int = 0
-    devices: int = 1
-
-    def one_layer(self, vocab_size: int) -> ModelShape:
-        """A drafter of one such layer: dense, as wide as a row's experts together, in 16 bits."""
-        inner = self.experts_per_token * self.expert_inner + self.shared_inner if self.sparse_layers else self.inner
-        vocab_size = min(vocab_size, self.vocab_size)
-        return replace(self, layers=1, inner=inner, sparse_layers=0, weight_bytes=ITEMSIZE, vocab_size=vocab_size)
 
 
 @dataclass(frozen=True)
@@ -141,18 +105,16 @@ def drafting_of(text: str, target: ModelShape) -> Drafting:
     kind = text.partition(":")[0]
     if kind in ("medusa", "hydra", "ngram"):
         return Drafting(kind)
-    if kind == "eagle":
-        return Drafting(kind, target.one_layer(target.vocab_size))
+    if kind in ("eagle", "mtp"):
+        return Drafting(kind, replace(target, layers=1))
     if kind == "eagle3":
-        return Drafting(kind, target.one_layer(DRAFT_VOCABULARY))
-    if kind == "mtp":
-        return Drafting(kind, replace(target, layers=1, sparse_layers=min(target.sparse_layers, 1)))
+        return Drafting(kind, replace(target, layers=1, vocab_size=min(target.vocab_size, DRAFT_VOCABULARY)))
     if not Path(text).exists():
         raise Unsupported(
             "`analytical` knows what drafting costs with medusa, hydra, eagle, eagle3, mtp, ngram "
             f"and with the config.json of a draft model or of an EAGLE layer, but got {text!r}."
         )
-    shape = replace(shape_of(text)[0], devices=target.devices)
+    shape = shape_of(text)[0]
     if shape.layers > 1:
         return Drafting("draft-model", shape)
     return Drafting("eagle" if shape.vocab_size == target.vocab_size else "eagle3", shape)
@@ -190,9 +152,10 @@ def shape_of(config: str) -> tuple[ModelShape, Path | None, str | None]:
 
 def _shape(config: dict[str, Any], name: str, file: Path) -> ModelShape:
     kind = config["model_type"]
-    if kind not in KNOWN:
+    if kind not in KNOWN or config.get("quantization_config"):
+        what = f"a {kind}" if kind not in KNOWN else "quantised"
         raise Unsupported(
-            f"`analytical` knows the operators of {', '.join(KNOWN)}, but {file} is a {kind}. Time its shape on a "
+            f"`analytical` knows the operators of {', '.join(KNOWN)} in 16 bits, but {file} is {what}. Time its shape on a "
             "device with: treeopt profile --random-weights"
         )
 
@@ -202,45 +165,17 @@ def _shape(config: dict[str, Any], name: str, file: Path) -> ModelShape:
             raise InvalidInput(f"{file} must have {key}, a whole number of at least 1, but it has {value!r}.")
         return value
 
-    layers, width, heads = number("num_hidden_layers"), number("hidden_size"), number("num_attention_heads")
+    width, heads = number("hidden_size"), number("num_attention_heads")
     kv_heads = number("num_key_value_heads", heads)
     if heads % kv_heads:
         raise InvalidInput(f"{file} must have num_attention_heads a multiple of num_key_value_heads.")
-    dense = ModelShape(
+    return ModelShape(
         name,
-        layers=layers,
+        layers=number("num_hidden_layers"),
         width=width,
         inner=number("intermediate_size"),
         heads=heads,
         kv_heads=kv_heads,
         head_width=number("head_dim", KNOWN[kind] or width // heads),
         vocab_size=number("draft_vocab_size", number("vocab_size")),
-        weight_bytes=_weight_bytes(config.get("quantization_config"), file),
     )
-    if kind not in EXPERTS:
-        return dense
-    count, inner, shared = EXPERTS[kind]
-    shared_inner = number(shared, 1) * (number(inner) if shared.startswith("n_") else 1) if shared else 0
-    return replace(
-        dense,
-        sparse_layers=layers - int(config.get("first_k_dense_replace") or 0),
-        experts=number(count),
-        experts_per_token=number("num_experts_per_tok"),
-        expert_inner=number(inner),
-        shared_inner=shared_inner,
-    )
-
-
-def _weight_bytes(quantisation: Mapping[str, Any] | None, file: Path) -> float:
-    """Bytes of a weight by a config's quantization_config, the scales of its groups included."""
-    if not quantisation:
-        return ITEMSIZE
-    method = quantisation.get("quant_method")
-    groups = quantisation.get("config_groups") or {"": {"weights": quantisation}}
-    weights = next(iter(groups.values())).get("weights") or {}
-    bits = 8 if method in ("fp8", "fbgemm_fp8") else weights.get("bits") or weights.get("num_bits")
-    if bits not in (4, 8):
-        raise Unsupported(
-            f"`analytical` knows weights of 16, 8 and 4 bits, but {file} says quantization_config {method!r}."
-        )
-    return bits / 8 + (ITEMSIZE / size if (size := weights.get("group_size")) and size > 0 else 0.0)

@@ -17,10 +17,6 @@ EFFICIENCY is fitted to the paper's Tables 6 to 8, one factor each for linear la
 left out: engines replay graphs, and their attention is one kernel that never writes its scores (FlashAttention, arXiv
 2205.14135). No scheduling, sampling or Python is in a step either, so a step takes longer than this; how speedups err is not
 known, plain steps are short too.
-
-Experts: r rows that take k of E each read E (1 - (1 - k/E)^r) of them, if each expert is as likely. Weights may take fewer
-bits than numbers; they are computed at the same speed. On several devices each has its part of every layer,
-and adds up rows x width numbers twice a layer with the others: 2 (n - 1) / n of their bytes go over its link.
 """
 
 from collections.abc import Sequence
@@ -49,7 +45,7 @@ class Step(NamedTuple):
 class Operator:
     """An operator of a step, ``times`` of which are run one after the other.
 
-    kind    : "linear", "attention", "elementwise" or "link"
+    kind    : "linear", "attention" or "elementwise"
     product : rows, inner and columns of a linear layer's matrix product
     """
 
@@ -66,63 +62,33 @@ class Operator:
         return self.flops / self.moved_bytes
 
 
-def linear(
-    name: str, rows: int, inner: int, columns: int, *, times: int = 1, weight_bytes: float = ITEMSIZE
-) -> Operator:
-    """A linear layer; its weights take ``weight_bytes`` each.
+def linear(name: str, rows: int, inner: int, columns: int, *, times: int = 1) -> Operator:
+    """A linear layer.
 
     >>> round(linear("up", 16, 6656, 17920).intensity, 2)  # Medusa, Table 8
     15.95
     """
-    moved = ITEMSIZE * (rows * inner + rows * columns) + weight_bytes * inner * columns
+    moved = ITEMSIZE * (rows * inner + rows * columns + inner * columns)
     return Operator(name, "linear", 2 * rows * inner * columns, moved, times, (rows, inner, columns))
-
-
-def experts_read(experts: int, per_row: int, rows: int) -> float:
-    """Expected number of different experts that some rows read. A row takes ``per_row``, each as likely as the others.
-
-    >>> [round(experts_read(8, 2, rows), 2) for rows in (1, 2, 4, 64)]
-    [2.0, 3.5, 5.47, 8.0]
-    """
-    return experts * (1 - (1 - per_row / experts) ** rows)
 
 
 def decoder_operators(shape: ModelShape, step: Step) -> list[Operator]:
     """The layers of one pass over ``step.size`` rows of every sequence, without the lm_head."""
-    rows, width, layers, devices = step.batch_size * step.size, shape.width, shape.layers, shape.devices
+    rows, width, layers = step.batch_size * step.size, shape.width, shape.layers
     keys = step.context_tokens + step.size
-    heads, kv_heads = shape.heads // devices, max(1, shape.kv_heads // devices)
-    queries, values = heads * shape.head_width, kv_heads * shape.head_width
-    sparse = min(shape.sparse_layers, layers)
-
-    def layer(name: str, inner: int, columns: int, times: int = layers) -> Operator:
-        return linear(name, rows, inner, columns, times=times, weight_bytes=shape.weight_bytes)
-
+    queries, values = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
     # norms and residual sums; gate times up; rotations; keys and values into the cache
-    moved = rows * (10 * width + 3 * shape.inner // devices + 2 * (queries + values) + 2 * values)
+    moved = rows * (10 * width + 3 * shape.inner + 2 * (queries + values) + 2 * values)
     attended = 2 * rows * queries + 2 * step.batch_size * keys * values  # queries in, sums out, keys and values
-    operators = [
-        layer("qkv", width, queries + 2 * values),
+    return [
+        linear("qkv", rows, width, queries + 2 * values, times=layers),
         Operator("attention", "attention", 4 * rows * keys * queries, ITEMSIZE * attended, layers),
-        layer("o", queries, width),
+        linear("o", rows, queries, width, times=layers),
         Operator("elementwise", "elementwise", moved, ITEMSIZE * moved, layers),
+        linear("gate", rows, width, shape.inner, times=layers),
+        linear("up", rows, width, shape.inner, times=layers),
+        linear("down", rows, shape.inner, width, times=layers),
     ]
-    for name, inner, times in (("", shape.inner, layers - sparse), ("shared ", shape.shared_inner, sparse)):
-        part = -(-inner // devices)
-        if part and times:
-            operators += [layer(f"{name}{which}", width, part, times) for which in ("gate", "up")]
-            operators.append(layer(f"{name}down", part, width, times))
-    if sparse:
-        weights = 3 * width * shape.expert_inner / devices
-        read = experts_read(shape.experts, shape.experts_per_token, rows)
-        numbers = rows * shape.experts_per_token * (2 * width + 3 * shape.expert_inner / devices)
-        flops = 2 * rows * shape.experts_per_token * weights
-        moved_bytes = shape.weight_bytes * read * weights + ITEMSIZE * numbers
-        operators.append(Operator("experts", "linear", flops, moved_bytes, sparse))
-    if devices > 1:
-        added = 2 * (devices - 1) / devices * ITEMSIZE * rows * width
-        operators.append(Operator("all-reduce", "link", 0.0, added, 2 * layers))
-    return operators
 
 
 def draft_operators(shape: ModelShape, drafter: Drafting, step: Step) -> list[Operator]:
@@ -155,15 +121,15 @@ def level_operators(shape: ModelShape, kind: str, level: Step) -> list[Operator]
     else:
         operators = decoder_operators(shape, level)
     if kind in ("eagle", "eagle3", "mtp"):  # state and embedding are joined
-        operators.append(linear("fc", rows, 2 * width, width, weight_bytes=shape.weight_bytes))
-    return [*operators, linear("head lm_head", rows, width, -(-shape.vocab_size // shape.devices))]
+        operators.append(linear("fc", rows, 2 * width, width))
+    return [*operators, linear("head lm_head", rows, width, shape.vocab_size)]
 
 
 def step_operators(shape: ModelShape, step: Step, drafter: Drafting = MEDUSA) -> list[Operator]:
     """All operators of one step."""
     return [
         *decoder_operators(shape, step),
-        linear("lm_head", step.batch_size * step.size, shape.width, -(-shape.vocab_size // shape.devices)),
+        linear("lm_head", step.batch_size * step.size, shape.width, shape.vocab_size),
         *draft_operators(shape, drafter, step),
     ]
 
@@ -192,8 +158,6 @@ def peak_us(operator: Operator, device: Device) -> float:
 
 def operator_us(operator: Operator, device: Device) -> float:
     """How long an operator takes [us], once. Elementwise operators are as efficient as linear layers."""
-    if operator.kind == "link":
-        return operator.moved_bytes / device.link_gb_per_s / 1e3
     return peak_us(operator, device) / EFFICIENCY.get(operator.kind, EFFICIENCY["linear"])
 
 

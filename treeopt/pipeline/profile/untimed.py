@@ -214,8 +214,8 @@ def profile_analytical(
 ) -> LatencyProfile:
     """Computed latencies of all sizes as the run's profile, and notes of what they rest on.
 
-    device     its name, "4xH100-SXM" for several that share every layer
-    model      its config.json, a folder with one, or a name that `model_shape` knows
+    device     its name, or its two roofs
+    model      its config.json, a folder with one, or a name that `shape_of` knows
     num_heads  levels of drafting; by default as calibrated, else 4
     drafter    a kind, or a config.json; by default as calibrated, else Medusa heads
     options    those of `Wanted`: batch_sizes, contexts, sizes, budget
@@ -227,15 +227,13 @@ def profile_analytical(
         )
     if dtype not in (None, *DTYPES):
         raise Unsupported(f"`analytical` knows devices' speeds in {' and '.join(DTYPES)}, not in {dtype}.")
-    (found, devices), (shape, file, own) = device_of(device), shape_of(model)
-    if shape.heads % devices:
-        raise InvalidInput(f"{shape.name} must have a multiple of {devices} heads to be shared by {devices} devices.")
-    shape, calibrated = replace(shape, devices=devices), find_accuracies(run)
+    roofs, (shape, file, own) = device_of(device), shape_of(model)
+    calibrated = find_accuracies(run)
     kind = (calibrated[1].meta.get("drafter") or {}).get("kind") if calibrated else None
     drafts = drafting_of(drafter or kind or MEDUSA.kind, shape)
     result = analytical_profile(
         shape,
-        found,
+        roofs,
         batch_sizes=wanted.batch_sizes,
         contexts=wanted.contexts or (COMPUTED_CONTEXT,),
         dtype=dtype or own or "bfloat16",
@@ -244,13 +242,10 @@ def profile_analytical(
         drafter=drafts,
     )
     used: str = result.info["roofline"]["dtype"]
-    result.info["provenance"] = replace(Provenance.here(), device=found.name, dtype=used, machine=None).record
+    result.info["provenance"] = replace(Provenance.here(), device=roofs.name, dtype=used, machine=None).record
     result.info["inputs"] = inputs_of(file) if file else {}
-    several = f"{devices} times " if devices > 1 else ""
-    note(
-        f"Nothing was timed: latencies are a roofline of {several}{found.name} for {shape.name}, drafting with {drafts.kind}."
-    )
-    if found.units is None:
-        note(f"Efficiencies are those of the A100-80GB-PCIe, since no {found.name} was measured.")
+    note(f"Nothing was timed: latencies are a roofline of {roofs.name} for {shape.name}, drafting with {drafts.kind}.")
+    if roofs.units is None:
+        note(f"Efficiencies are those of the A100-80GB-PCIe, since no {roofs.name} was measured.")
     result.save(run.profile)
     return result
