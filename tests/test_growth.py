@@ -72,6 +72,35 @@ def test_products_are_best_for_every_size(seed, zeros):
     check_best(grow_products(accept, Limits(MOST)), wanted)
 
 
+def best_by_recursion(accept, size: int) -> float:
+    """Most expected tokens of a tree of exactly ``size`` rows without gaps among siblings (Sequoia, algorithm 4)."""
+
+    @cache
+    def subtree(depth: int, rows: int, children: int) -> float:
+        """Of a root at a depth; the last child takes some of the rows, the root and the others the rest."""
+        if not children:
+            return 1.0 if rows == 1 else -np.inf
+        share = accept[depth, children - 1]
+        ways = [subtree(depth, left, children - 1) + share * best(depth + 1, rows - left) for left in range(1, rows)]
+        return max(ways, default=-np.inf)
+
+    @cache
+    def best(depth: int, rows: int) -> float:
+        most = accept.shape[1] if depth < len(accept) else 0
+        return max(subtree(depth, rows, children) for children in range(most + 1))
+
+    return best(0, size)
+
+
+@given(seed=st.integers(0, 2**32), size=st.integers(1, 20))
+@examples(20)
+def test_products_are_sequoias_dynamic_programme(seed, size):
+    """Where accuracies fall with rank."""
+    accept = -np.sort(-np.random.default_rng(seed).dirichlet(np.ones(5), 3)[:, :4], axis=1)
+    family = grow_products(accept, Limits(size))
+    assert family.tokens_per_step(len(family)) == pytest.approx(best_by_recursion(accept, size))
+
+
 def test_a_chain_is_the_first_rank_of_every_depth():
     accept = np.array([[0.2, 0.5], [0.3, 0.4], [0.1, 0.6]])
     assert grow_products(accept, Limits(MOST, shape="chain")).tree(4) == Tree.chain(3)
