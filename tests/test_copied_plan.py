@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import treeopt
 from treeopt import pipeline
-from treeopt.engines.copied import EXPORTED, KIND
+from treeopt.engines.copied import KIND
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.growth.rates import Rates
 from treeopt.latency.costs import StepCosts
@@ -296,7 +296,7 @@ def test_every_drafter_has_a_grid_of_settings_that_its_engine_takes():
         for one in found:
             assert fits(dict(one))
             text_drafter(name, dict(one))
-            assert export(EXPORTED.get(engine, engine), CopiedText.of(name, dict(one), 9, 8), drafter=KIND).files
+            assert export(engine, CopiedText.of(name, dict(one), 9, 8), drafter=KIND).files
 
 
 def test_the_best_of_separate_options_is_found():

@@ -17,7 +17,6 @@ from treeopt.errors import InvalidInput
 from .helpers.engine_files import (
     ALIASES,
     DRAFTS,
-    ITERATION,
     OLDER,
     REACHED,
     SURVIVAL,
@@ -160,8 +159,6 @@ READ = {
                           {"survival": approx([0.7, 0.4])}, "All 2 groups count alike"),
     "EAGLE's training log": ([lines(*[f"{{'test/{depth}_acc': {rate}}}" for rates in ([0.1] * 3, SURVIVAL) for depth, rate in enumerate(rates)])],
                              {"survival": ALL}, "no counts"),
-    "speculators' analysis": (["Total drafted tokens: 3000\n\nWeighted per-position acceptance rates:\n[0.8  0.6  0.42]\n"],
-                              {"survival": ALL, "drafts": DRAFTS}, "-no counts"),
     "the summary of a training run": (["wandb: test/0_acc 0.80\nwandb: test/1_acc 0.60\nwandb: test/top_1_acc 0.9\n"], {"survival": approx([0.8, 0.6])}),
     "llama.cpp's rates alone": (["acc per pos = (0.800, 0.600, 0.420)\n" * 2], {"survival": ALL, "drafts": None}),
     "a benchmark's rates alone": ([{"spec_decode_per_position_acceptance_rates": SURVIVAL}], {"survival": ALL, "drafts": None}),
@@ -171,11 +168,6 @@ READ = {
     "a stream that curl saved": (["".join(f"data: {json.dumps(chunk)}\n\n" for chunk in ({"object": "chat.completion.chunk"}, response())) + "data: [DONE]\n"],
                                  {"survival": ALL, "requests": 1}, "-say nothing"),
     "a client's data": ([{"data": [response()] * 3}], {"survival": ALL, "requests": 3}),
-    "a dict that Python printed": ([repr([response(), None])], {"survival": ALL}),
-    "an answer of Prometheus": ([{"status": "success", "data": {"resultType": "vector", "result": [
-        {"metric": {"__name__": "vllm:spec_decode_num_drafts_total"}, "value": [1, "1000.2"]},
-        *({"metric": {"__name__": "vllm:spec_decode_num_accepted_tokens_per_pos_total", "position": str(place)}, "value": [1, f"{count}.1"]}
-          for place, count in enumerate(REACHED))]}}], {"survival": ALL}),
     "what vllm bench serve prints": (["Drafts:    1000\nDraft tokens:   3000\nAccepted tokens: 1820\nPer-position acceptance (%):\n"
                                       "  Position 0: 80.00\n  Position 1: 60.00\n  Position 2: 42.00\n"], {"survival": ALL}),
     "what spec_decode.py prints": (["total_num_output_tokens: 4820\nnum_drafts: 1000\nnum_draft_tokens: 3000\nnum_accepted_tokens: 1822\n"
@@ -188,16 +180,6 @@ READ = {
     "counters of tokens": ([exposition() + "vllm:generation_tokens_total 3340\nvllm:time_to_first_token_seconds_count 20\n"],
                            {"steps_without_draft": 500}),
     "TensorRT-LLM before its first draft": (['trtllm_request_success_total{worker="0"} 0\n', trtllm()], {"survival": ALL, "drafts": DRAFTS}),
-    # Drafts of one token: the mean says everything.
-    "vLLM's means of one token": (["SpecDecoding metrics: Mean acceptance length: 1.75, Accepted: 66 tokens, Drafted: 88 tokens"],
-                                  {"survival": [0.75], "drafts": 88}),
-    "llama.cpp's": ([lines(*llama_pair(100, [75], mean_only=True))], {"survival": [0.75], "drafts": 100}),
-    "SGLang's": ([{"meta_info": {"spec_verify_ct": 100, "spec_num_correct_drafts": 75, "spec_num_proposed_drafts": 100}}], {"survival": [0.75]}),
-    "SGLang's log": (["ServerArgs(speculative_num_draft_tokens=2, tp=1)\nDecode batch. accept len: 1.70, \nDecode batch. accept len: 1.80, "],
-                     {"survival": [0.75], "drafts": None}),
-    "two queries of an increase": (["\n".join(json.dumps({"data": {"resultType": "vector", "result": [
-        {"metric": {"position": str(place)} if place >= 0 else {}, "value": [1, str(count)]} for place, count in series]}})
-        for series in (enumerate(REACHED), [(-1, DRAFTS)]))], {"survival": ALL, "drafts": DRAFTS}),
     # Each length keeps its own rates.
     "two lengths": ([lines(vllm_line()), lines(vllm_line(500, [450, 300, 200, 100, 50]))],
                     {"by_length": {"3": {"hits": [[800], [600], [420]], "trials": [1000, 800, 600]},
@@ -276,7 +258,6 @@ REFUSED = {
     "more than was drafted": ([trtllm([1000, 500, 500], [800, 600, 420])], "at most what was drafted"),
     "a position that was not drafted": ([trtllm([1000], [800, 600])], "at most what was drafted"),
     "no token_position": ([re.sub(".*token_position.*\n", "", trtllm())], "token_position.*return_perf_metrics"),
-    "an iteration log": ([lines(ITERATION, "{'iter': 58, 'specDecodingStats': None}")], TRTLLM_MEANS),
     "iterations": ([json.dumps([{"iter": 57, "specDecodingStats": {"numDraftTokens": 24}}])], TRTLLM_MEANS),
     "a report": ([{"decoding_stats": {"acceptance_length_percentiles": {"average": 2.8}}}], TRTLLM_MEANS),
     "perf metrics": ([[{"perf_metrics": {"speculative_decoding": {"acceptance_rate": 0.6}}}]], TRTLLM_MEANS),

@@ -21,6 +21,8 @@ from treeopt.records.trace import RankTrace
 from treeopt.trees.draft import MOST_WIDTH
 from treeopt.trees.tree import Tree
 
+from .conftest import some_long
+
 SEQUENCES, LENGTH, ROUNDS = 8, 600, 3
 U = np.random.default_rng(0).permutation(SEQUENCES * LENGTH) / (SEQUENCES * LENGTH)
 LEFT = np.tile(np.arange(LENGTH, 0, -1), SEQUENCES)  # tokens from each state on
@@ -82,7 +84,7 @@ def plains(plain, settings) -> list[float]:
     return [plain] if plain else [slowest, max(speed for _, speed in settings.values()) / 1.1]
 
 
-@pytest.mark.parametrize("name", WIDTHS)
+@pytest.mark.parametrize("name", ["dflash-mlx", *some_long("z-lab", "vmlx-swift", "mlx-dspark")])
 def test_compare_finds_the_width_that_was_fastest_whatever_the_default(name, tmp_path):
     """Each width has a run of its own."""
     plain, settings, best = WIDTHS[name]
@@ -111,7 +113,7 @@ BREAK_EVEN = {
 }
 
 
-@pytest.mark.parametrize("context", BREAK_EVEN)
+@pytest.mark.parametrize("context", [131_072, *some_long(2_048, 32_768)])
 def test_off_below_the_accept_length_that_breaks_even(run, context):
     """4 guesses reach 5 tokens at most: at 131,072 tokens of context 4 requests never pay, however good the drafter."""
     for batch_size, ratio in BREAK_EVEN[context].items():
@@ -125,6 +127,7 @@ def test_off_below_the_accept_length_that_breaks_even(run, context):
 # Trees.
 
 
+@pytest.mark.long
 def test_a_tree_is_not_worth_its_rows_where_the_9th_costs_a_step_up(run):
     """DFlash2 of a 27B hybrid, 2 x A6000 with CUDA graphs (rmagur1203/vllm-ddtree): 8 rows take 53.8 ms, 9 to 17 take 60.8.
 

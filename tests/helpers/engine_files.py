@@ -139,9 +139,6 @@ def trtllm_choice(histogram=REQUEST, **others):
     return {"choices": [{"avg_decoded_tokens_per_iter": 1 + taken / steps, "speculative_decoding": said}]}
 
 
-ITERATION = "{'iter': 57, 'iterLatencyMS': 16.9, 'specDecodingStats': {'numDraftTokens': 24, 'numAcceptedTokens': 15}}"
-
-
 def llama_request(drafts=100, reached=(80, 60, 42), drafted=None):
     """A request in one line, as later servers log it."""
     first, second = llama_pair(drafts, reached, drafted)

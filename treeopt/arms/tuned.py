@@ -18,7 +18,7 @@ from treeopt.arms.tools import read_sweep, read_tool
 from treeopt.engines.base import About
 from treeopt.engines.measured.files import load_file
 from treeopt.engines.plans import write_served
-from treeopt.engines.registry import ENGINES, method_of
+from treeopt.engines.registry import ENGINES, engine_named, method_of
 from treeopt.errors import InvalidInput, meant
 from treeopt.files.parameters import Natural, Positive, Range
 from treeopt.records.drafters import kind_of_name
@@ -104,11 +104,10 @@ def tune_arms(
     engine     : the engine to start; by default the one that the files name
     drafter    : what makes the drafts, where the files do not say it: eagle3, draft-model, ngram, mtp
     """
-    if engine is not None:
-        method_of(engine)  # raises Unsupported where there is none of this name
+    engine = engine_named(engine).name if engine else engine_of(arms)
     decided = decide_arms(arms, lengths=lengths, noise=noise, tpot_limit=tpot_limit)
     setting = None if served is None else _setting(served, decided)
-    commands, notes = launch_lines(decided, engine or engine_of(arms), drafter)
+    commands, notes = launch_lines(decided, engine, drafter)
     return TunedArms(decided, setting, tuple(commands), tuple(notes))
 
 

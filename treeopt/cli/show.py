@@ -129,7 +129,7 @@ def list_(as_json: bool, topic: str | None = None, name: str | None = None) -> N
         treeopt list engines
         treeopt list engines vllm
     """
-    from treeopt.engines.registry import ENGINES
+    from treeopt.engines.registry import ENGINES, engine_named
     from treeopt.files.places import shipped
     from treeopt.records.drafters import DRAFTERS, LAYOUTS
     from treeopt.records.rules import MEANINGS, RULES
@@ -147,13 +147,12 @@ def list_(as_json: bool, topic: str | None = None, name: str | None = None) -> N
         "layouts": [*LAYOUTS],
         "figures": [*FIGURES],
     }
-    if name is not None and (topic != "engines" or name not in ENGINES):
-        known = f"must be one of {', '.join(ENGINES)}" if topic == "engines" else "goes with engines alone"
-        raise click.BadParameter(f"{known}, but got {name!r}.", param_hint="NAME")
+    if name is not None and topic != "engines":
+        raise click.BadParameter(f"goes with engines alone, but got {name!r}.", param_hint="NAME")
     if topic is None:
         show_result(found, _lines({topic: ", ".join(names) or "none" for topic, names in found.items()}), as_json)
     elif topic == "engines":
-        engines = ENGINES if name is None else {name: ENGINES[name]}
+        engines = ENGINES if name is None else {name: engine_named(name)}
         show_result(
             {"engines": records(engines)}, method_table(*engines.values()) if name else engine_table(engines), as_json
         )

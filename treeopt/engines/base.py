@@ -83,8 +83,7 @@ class Method:
     rules          acceptance rules that its source has, by --acceptance's names. Rejection with guesses that are not drawn
                    is the rule ``sample``
     max_batch_size most sequences that it decodes at once; None for no limit
-    carrier        the file, flag or field that the draft is written to · syntax: an example of it
-    derived        fields that follow from the draft, as "max_draft_len = choices"
+    carrier        the file, flag or field that the draft is written to
     by_batch_size  whether it takes a schedule
     looks_up       how it looks n-grams up, if that is known: "from the latest place"; `EARLIEST` as treeopt does
     wider          what it does with a chain longer than the block of the drafter's training; empty if it drafts the chain
@@ -101,8 +100,6 @@ class Method:
     rules: tuple[str, ...] = ("greedy",)
     max_batch_size: int | None = None
     carrier: str
-    syntax: str
-    derived: tuple[str, ...] = ()
     by_batch_size: bool = False
     looks_up: str = ""
     wider: str = ""

@@ -15,7 +15,6 @@ from treeopt.trees.draft import CopiedText, Draft
 from treeopt.trees.limits import EngineLimits
 
 KIND = "copied-text"
-EXPORTED = {"arctic": "vllm", "llama.cpp": "llama-cpp"}  # by how a drafter's name begins, what --to calls the engine
 
 
 def method(*engines: str, **fields: Any) -> Method:
@@ -31,7 +30,7 @@ def _fault(engines: tuple[str, ...], served: Ranges[CopiedText], about: About) -
         if engine not in engines:
             return (
                 f"has no {draft.drafter}, and its own drafters find other text, so the plan's figures do not hold there; "
-                f"export --to {EXPORTED.get(engine, engine)}, or plan anew"
+                f"export --to {engine}, or plan anew"
             )
         text_drafter(draft.drafter, draft.options)
     return None

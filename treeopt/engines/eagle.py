@@ -102,16 +102,14 @@ ENGINES = (
     ServingEngine(name="eagle1", title="EAGLE-1", methods=(
         Method(name="choices", checked="08dc06c, before EAGLE-2", drafters=("eagle",), max_batch_size=1, refuses=too_flat,
                limits=EngineLimits(shape="any", max_rank=MAX_RANK),
-               carrier="eagle/model/choices.py, --tree-choices", syntax="[[0], [1], [0, 0]]", derived=("depth >= 2",),
-               versions="branch v1; main ignores the tree",
+               carrier="eagle/model/choices.py, --tree-choices", versions="branch v1; main ignores the tree",
                source="SafeAILab/EAGLE eagle/model/utils_c.py, eagle/model/utils.py", write=write),
     )),
     ServingEngine(name="eagle2", title="EAGLE-2 and EAGLE-3", methods=(
         Method(name="dynamic-tree", checked="main cb7e084 of 2026-02", drafters=tuple(DRAFTERS), rules=("greedy", "sample"), max_batch_size=1,
                limits=EngineLimits(dynamic=DynamicLimits(), fills_levels="none"), refuses=other_sampling,
                carrier="--total-token, --depth, --top-k, or EaModel.from_pretrained(total_token=..., depth=..., top_k=...)",
-               syntax="--total-token 16 --depth 4 --top-k 4",
-               derived=("total-token = rows", "depth = levels - 1", "total-token - 1 <= pool"), versions="branch main",
+               versions="branch main",
                source="SafeAILab/EAGLE eagle/model/cnets.py, eagle/model/ea_model.py", write=write_dynamic),
     )),
 )  # fmt: skip

@@ -44,15 +44,10 @@ def write(served: Ranges[DDTree], about: About) -> Written:
 SOURCE = "NVIDIA/TensorRT-Edge-LLM examples/llm/llm_inference.cpp"
 ENGINE = ServingEngine(name="edge-llm", title="TensorRT Edge-LLM", methods=(
     Method(name="chain", checked="0.10.1", drafters=("eagle3", "mtp"), carrier="--specDraftStep, --specVerifySize",
-           syntax="--specDecode --specDraftTopK 1 --specDraftStep 3 --specVerifySize 4",
-           derived=("specVerifySize = length + 1", "specVerifySize <= maxVerifyTreeSize of the engine"),
            source=SOURCE, write=write),
     Method(name="dflash", checked="0.10.1", drafters=("dflash",), limits=EngineLimits(max_depth=31, marginals=8),
            carrier="--dflashBlockSize, --specDraftTopK, --specVerifySize",
-           syntax="--specDecode --specDraftTopK 1 --specDraftStep 1 --specVerifySize 4 --dflashBlockSize 4",
-           derived=("dflashBlockSize = length + 1", "specVerifySize = rows"),
            source=f"{SOURCE}, cpp/runtime/config/deploymentConfig.cpp, cpp/kernels/speculative/ddtreeKernels.cu", write=write),
     Method(name="dspark", checked="0.10.1", drafters=("dspark",), limits=EngineLimits(max_depth=16), carrier="--specVerifySize",
-           wider="does not start with more", syntax="--specDecode --specDraftTopK 1 --specDraftStep 1 --specVerifySize 8",
-           derived=("specVerifySize = length + 1",), source=f"{SOURCE}, cpp/runtime/config/deploymentConfig.cpp", write=write),
+           wider="does not start with more", source=f"{SOURCE}, cpp/runtime/config/deploymentConfig.cpp", write=write),
 ))  # fmt: skip

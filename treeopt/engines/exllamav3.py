@@ -88,9 +88,8 @@ def write_copied(served: Ranges[CopiedText], about: About) -> Written:
 
 ENGINE = ServingEngine(name="exllamav3", title="ExLlamaV3", package="exllamav3", methods=(
     Method(name="generator", checked="1.6.5", drafters=tuple(FLAGS), rules=("greedy", "sample"),
-           carrier="num_draft_tokens of Generator()", syntax="--draft_model_dir DRAFTER --num_draft_tokens 3",
-           derived=("dynamic_draft_tokens = False",), looks_up="from where the longest match, however long, first ended",
+           carrier="num_draft_tokens of Generator()", looks_up="from where the longest match, however long, first ended",
            source="turboderp-org/exllamav3 exllamav3/generator/generator.py, exllamav3/model_init.py", write=write),
     copied.method("exllamav3", write=write_copied, checked="1.6.5", carrier="num_draft_tokens and ngram_match_min of Generator()",
-                  syntax="--ngram_match_min 3 --num_draft_tokens 8", source="turboderp-org/exllamav3 exllamav3/generator/generator.py, exllamav3/model_init.py"),
+                  source="turboderp-org/exllamav3 exllamav3/generator/generator.py, exllamav3/model_init.py"),
 ))  # fmt: skip

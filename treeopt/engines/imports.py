@@ -20,8 +20,7 @@ from treeopt.records.drafters import COUNTED
 
 FORMATS = {  # kinds of files that are of no engine
     "csv": Kind("CSV with a column 'head' in its first line", tables.is_table, tables.read_table, ("trials", "rates")),
-    "rates": Kind("the rates by position of a training log of EAGLE, or of an acceptance analysis of speculators",
-                  printed_rates.is_rates, printed_rates.read_rates),
+    "rates": Kind("the rates by position of a training log of EAGLE", printed_rates.is_rates, printed_rates.read_rates),
 }  # fmt: skip
 _OF_ENGINES = {name: kind for engine in ENGINES.values() for name, kind in engine.imports.items()}
 # By --from's names; the first that a file matches is taken.

@@ -24,7 +24,7 @@ from treeopt.engines import copied
 from treeopt.engines.base import About, Kind, Method, ServingEngine, Written
 from treeopt.engines.measured.exposition import counters_among, is_exposition
 from treeopt.engines.measured.files import File
-from treeopt.engines.measured.rates import RATE, Printed, PrintedRates, alone, drafters_named, of_one_token, pooled
+from treeopt.engines.measured.rates import RATE, Printed, PrintedRates, alone, drafters_named, pooled
 from treeopt.engines.measured.requests import bodies
 from treeopt.engines.measured.survival import MOST_LENGTH, NONE, CountedDrafts, Drafts
 from treeopt.engines.speculation import Speculation
@@ -181,9 +181,6 @@ def _from_log(text: str, path: Path) -> tuple[list[Drafts], list[str]]:
         lines = [_printed(line, f"{path}, draft line {n},") for n, line in enumerate(complete, 1)]
         return pooled([line for line in lines if line.drafted], len(requests) - len(complete))
     means = [line for line in requests if line["mean"] is not None]
-    printed = [_printed(line, f"{path}, draft line {n},") for n, line in enumerate(means, 1)]
-    if short := of_one_token(printed):
-        return short, []
     if STATISTICS.search(text) and not drafting and not requests:
         raise InvalidInput(NONE.format(path))
     for totals in drafting.values():
@@ -227,12 +224,10 @@ ENGINE = ServingEngine(name="llama-cpp", title="llama.cpp", package="llama-cpp-p
                        options=OPTIONS, imports={"llama-cpp": KIND}, methods=(
     Method(name="number", checked="llama-cpp-python 0.3.36 (0c1e570)", drafters=tuple(write.options), rules=("greedy", "sample"),
            carrier="--spec-type, --spec-draft-n-max",
-           syntax="--spec-type draft-simple --spec-draft-n-max 3 --spec-draft-n-min 0 --spec-draft-p-min 0",
-           derived=("rows of a step = n-max + 1",), looks_up="from the latest place of n-grams of one size",
+           looks_up="from the latest place of n-grams of one size",
            wider="would draft no more than the block, with a warning in its log",
            versions="current; older builds have --draft-max and --draft-min, and no --spec-type",
            source="ggml-org/llama.cpp common/arg.cpp, common/speculative.cpp, common/ngram-map.cpp", write=write),
     copied.method("llama.cpp", write=write_copied, checked="llama-cpp-python 0.3.36 (0c1e570)", carrier="--spec-type, and options of the types",
-                  syntax="--spec-type ngram-mod --spec-ngram-mod-n-match 16",
                   source="ggml-org/llama.cpp common/arg.cpp, common/speculative.cpp"),
 ))  # fmt: skip

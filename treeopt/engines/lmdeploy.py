@@ -25,8 +25,7 @@ write = Templates(
 ENGINE = ServingEngine(name="lmdeploy", title="LMDeploy", package="lmdeploy", server="lmdeploy serve", methods=(
     Method(name="number", checked="0.18.0", drafters=tuple(write.options), rules=("greedy", "sample"),
            carrier="--speculative-num-draft-tokens",
-           syntax="--backend pytorch --speculative-algorithm eagle3 --speculative-num-draft-tokens 3",
-           derived=("backend = pytorch",), versions="current, PyTorch backend only",
+           versions="current, PyTorch backend only",
            source="InternLM/lmdeploy lmdeploy/messages.py, lmdeploy/cli/utils.py, lmdeploy/pytorch/spec_decode/spec_agent.py",
            write=write),
 ))  # fmt: skip

@@ -42,20 +42,18 @@ ENGINES = (
         Method(name="choices", checked="main 3f39fbd of 2024-02", drafters=("hydra",), limits=EngineLimits(shape="low-rank-expands", max_rank=MAX_RANK),
                rules=("greedy", "typical"), max_batch_size=1, refuses=no_tree,
                carrier="hydra/model/hydra_choices.py, hydra_generate(hydra_choices=...), --hydra-choices",
-               syntax="[[0], [1], [0, 0]]", source="zankner/Hydra hydra/model/utils.py", write=write_hydra),
+               source="zankner/Hydra hydra/model/utils.py", write=write_hydra),
     )),
     ServingEngine(name="medusa", title="Medusa", methods=(
         Method(name="choices", checked="main e2a5d20 of 2024-04", drafters=("medusa",), rules=("greedy", "typical"),
                limits=EngineLimits(shape="any", max_rank=MAX_RANK), max_batch_size=1, refuses=no_tree,
                carrier="medusa/model/medusa_choices.py, medusa_generate(medusa_choices=...), --medusa-choices",
-               syntax="[[0], [1], [0, 0]]",
                source="FasterDecoding/Medusa medusa/model/utils.py, llm_judge/gen_model_answer_medusa.py", write=write),
     )),
     ServingEngine(name="modelopt", title="Model Optimizer, specdec_bench", package="nvidia-modelopt", methods=(
         Method(name="specbench-medusa", checked="0.47.0, benchmark a2fbac7 of 2026-08", drafters=("medusa",), max_batch_size=1,
                limits=EngineLimits(shape="any", max_rank=MAX_RANK), refuses=no_tree,
-               carrier="engine_args in the YAML of --runtime_params", syntax="medusa_choices: [[0], [1], [0, 0]]",
-               derived=("medusa_num_heads = heads",),
+               carrier="engine_args in the YAML of --runtime_params",
                source="NVIDIA/Model-Optimizer examples/specdec_bench/specdec_bench/models/specbench_medusa.py, "
                       "modelopt/torch/speculative/utils.py", write=write_modelopt),
     )),

@@ -24,9 +24,7 @@ write = Templates(
 
 ENGINE = ServingEngine(name="mlc-llm", title="MLC-LLM", server="mlc_llm serve", methods=(
     Method(name="draft-length", checked="main 1ca8b28", drafters=tuple(write.options), rules=("greedy", "reject"),
-           carrier="--speculative-mode, spec_draft_length in --overrides", syntax="spec_draft_length=3;max_num_sequence=4",
-           derived=("spec_tree_width = 1", "max_num_sequence >= sequences x (length + 1) with a draft model",
-                    "spec_draft_length <= heads"),
+           carrier="--speculative-mode, spec_draft_length in --overrides",
            source="mlc-ai/mlc-llm python/mlc_llm/cli/serve.py, cpp/serve/engine_actions/batch_draft.cc, "
                   "cpp/serve/sampler/cpu_sampler.cc",
            write=write),

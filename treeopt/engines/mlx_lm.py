@@ -11,6 +11,5 @@ write = Templates(
 
 ENGINE = ServingEngine(name="mlx-lm", title="mlx-lm", package="mlx-lm", server="mlx_lm.server", methods=(
     Method(name="number", checked="0.32.2", drafters=tuple(write.options), max_batch_size=1,
-           carrier="--num-draft-tokens", syntax="--draft-model DRAFTER --num-draft-tokens 3",
-           source="ml-explore/mlx-lm mlx_lm/generate.py, mlx_lm/server.py", write=write),
+           carrier="--num-draft-tokens", source="ml-explore/mlx-lm mlx_lm/generate.py, mlx_lm/server.py", write=write),
 ))  # fmt: skip

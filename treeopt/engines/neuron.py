@@ -101,14 +101,12 @@ CHECKED, SOURCE = "main 4bcdc54 of 2026-07", "aws-neuron/neuronx-distributed-inf
 ENGINES = (
     ServingEngine(name="neuron-medusa", title="AWS Neuron, Medusa", methods=(
         Method(name="medusa-tree", checked=CHECKED, drafters=("medusa",), limits=EngineLimits(shape="any", max_rank=MAX_RANK), max_batch_size=1,
-               carrier="--medusa-tree-json, NeuronConfig(medusa_tree=...)", syntax="[[0], [1], [0, 0]]",
-               derived=("medusa_speculation_length = choices + 1", "global_topk = 10"),
+               carrier="--medusa-tree-json, NeuronConfig(medusa_tree=...)",
                source=f"{SOURCE} models/config.py, inference_demo.py", write=write_medusa),
     )),
     ServingEngine(name="neuron-token-tree", title="AWS Neuron, EAGLE", methods=(
         Method(name="token-tree", checked=CHECKED, drafters=("eagle",), limits=EngineLimits(shape="sibling-closed"), max_batch_size=1,
-               carrier="--token-tree-json, NeuronConfig(token_tree_config=...)", syntax='{"0": ["1", "2"], "1": ["3"]}',
-               derived=("speculation_length = choices + 1",), versions="current; not with EAGLE-3",
+               carrier="--token-tree-json, NeuronConfig(token_tree_config=...)", versions="current; not with EAGLE-3",
                source=f"{SOURCE} modules/eagle/token_tree.py", write=write_tree),
     )),
 )  # fmt: skip

@@ -86,16 +86,13 @@ SOURCE = "microsoft/onnxruntime-genai docs/SpeculativeDecoding.md, src/decoding/
 ENGINE = ServingEngine(name="onnx-genai", title="ONNX Runtime GenAI", package="onnxruntime-genai", methods=(
     Method(name="draft-model", drafters=("draft-model",), rules=("greedy", "reject"),
            checked="0.18.0", limits=EngineLimits(max_depth=MOST_LENGTH), max_batch_size=1, carrier=OPTIONS,
-           syntax='{"max_draft_tokens": 3}', derived=("min_adaptive_k = 0",),
            source=f"{SOURCE}base_speculative_strategy.cpp, speculative_sampling.h", write=write),
     Method(name="ngram", drafters=("ngram",), rules=("greedy", "sample"),
            checked="0.18.0", limits=EngineLimits(max_depth=MOST_LENGTH), max_batch_size=1, carrier=OPTIONS,
-           syntax='{"ngram_size": 4, "max_draft_tokens": 3}', derived=("min_adaptive_k = 0", "ngram_size = 4"),
            looks_up="from the latest place of n-grams of one size",
            source=f"{SOURCE}n_gram_lookup.h, n_gram_decoding_strategy.cpp", write=partial(write, drafting=NGRAMS, note=LOOKUP)),
-    Method(name="block", drafters=tuple(blocks.options), checked="0.18.0", limits=EngineLimits(max_depth=MOST_LENGTH), carrier="--extra_options of its model builder",
-           syntax="dspark_path=DRAFTER dspark_num_draft_tokens=3 max_draft_tokens=3",
-           derived=("aux_hidden_state_layers = target_layer_ids + 1", "max_draft_tokens = num_draft_tokens"),
+    Method(name="block", drafters=tuple(blocks.options), checked="0.18.0", limits=EngineLimits(max_depth=MOST_LENGTH),
+           carrier="--extra_options of its model builder",
            refuses=too_short, wider="refuses to build them", versions="0.18.0; CUDA, targets of the family Qwen",
            source="microsoft/onnxruntime-genai src/python/py/models/builders/qwen.py, block_drafter.py", write=blocks),
 ))  # fmt: skip

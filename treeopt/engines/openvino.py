@@ -89,13 +89,11 @@ DRAFT_MODEL = "generation_config.json, draft_model of LLMPipeline()"
 PROMPT_LOOKUP = "generation_config.json, prompt_lookup of LLMPipeline()"
 method = partial(Method, checked="2026.4.1.0", source=SOURCE, write=write)
 ENGINE = ServingEngine(name="openvino", title="OpenVINO GenAI", package="openvino-genai", methods=(
-    method(name="draft-model", drafters=("draft-model", "eagle3"), carrier=DRAFT_MODEL, syntax='{"num_assistant_tokens": 3}',
-           derived=("assistant_confidence_threshold = 0",)),
-    method(name="dynamic-tree", limits=EngineLimits(dynamic=DynamicLimits(), fills_levels="all"), drafters=("eagle3",), max_batch_size=1, carrier=DRAFT_MODEL,
-           syntax='{"num_assistant_tokens": 15, "tree_depth": 5, "branching_factor": 4}',
-           derived=("num_assistant_tokens = rows - 1 >= tree_depth", "KV_CACHE_PRECISION = INFERENCE_PRECISION_HINT = f32")),
+    method(name="draft-model", drafters=("draft-model", "eagle3"), carrier=DRAFT_MODEL),
+    method(name="dynamic-tree", limits=EngineLimits(dynamic=DynamicLimits(), fills_levels="all"), drafters=("eagle3",), max_batch_size=1,
+           carrier=DRAFT_MODEL),
     method(name="prompt-lookup", drafters=("ngram",), rules=("greedy", "sample"), carrier=PROMPT_LOOKUP,
-           syntax='{"num_assistant_tokens": 3, "max_ngram_size": 3}', derived=("max_ngram_size = 3",), looks_up=EARLIEST),
+           looks_up=EARLIEST),
     copied.method("openvino", write=write_copied, checked="2026.4.1.0", carrier=PROMPT_LOOKUP,
-                  syntax='{"num_assistant_tokens": 8, "max_ngram_size": 3}', source=SOURCE),
+                  source=SOURCE),
 ))  # fmt: skip

@@ -13,7 +13,15 @@ from typing import Any
 from treeopt import __version__
 from treeopt.engines.base import EARLIEST, LAST, About, Method, Written
 from treeopt.engines.copied import KIND, notes_on
-from treeopt.engines.registry import ENGINES, method_of, methods_for, removal_notes, search_for, tree_method_of
+from treeopt.engines.registry import (
+    ENGINES,
+    engine_named,
+    method_of,
+    methods_for,
+    removal_notes,
+    search_for,
+    tree_method_of,
+)
 from treeopt.errors import InvalidInput
 from treeopt.records.drafters import BLOCKS
 from treeopt.records.origins import DrafterRecord
@@ -55,6 +63,7 @@ class Export:
 
 def prepare(plan: Plan, engine: str, options: ExportOptions = AS_PLANNED) -> Export:
     """The parts of a plan for an engine. Raises InvalidInput if the plan has no draft that the engine takes."""
+    engine = engine_named(engine).name
     method = method_for_plan(plan, engine, options.method)
     about, served = about_plan(plan), plan.ranges(method)
     plan_served = plan.served_by(method)

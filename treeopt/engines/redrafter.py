@@ -12,8 +12,7 @@ write = Templates(
 
 ENGINE = ServingEngine(name="redrafter", title="ReDrafter (MLX)", methods=(
     Method(name="beam", checked="main bd8586b of 2024-12", drafters=tuple(write.options), max_batch_size=1,
-           carrier="--beam_width, --beam_length", syntax="--greedy_search=True --beam_width=1 --beam_length=4",
-           derived=("beam_length = length + 1",),
+           carrier="--beam_width, --beam_length",
            source="apple/ml-recurrent-drafter recurrent_drafting/mlx/modeling_drafter.py, recurrent_drafting/mlx/cmd/generate.py",
            write=write),
 ))  # fmt: skip

@@ -21,6 +21,21 @@ def _engines() -> Iterable[ServingEngine]:
 ENGINES: dict[str, ServingEngine] = {
     engine.name: engine for engine in sorted(_engines(), key=lambda engine: engine.name)
 }
+ALIASES = {"trtllm": "tensorrt-llm", "arctic": "vllm"}  # beside the names themselves, however they are spelt
+
+
+def engine_named(name: str) -> ServingEngine:
+    """The engine that a name means. Raises Unsupported for a name that means none.
+
+    >>> [engine_named(name).name for name in ("TensorRT-LLM", "trtllm", "llama.cpp", "vLLM", "arctic")]
+    ['tensorrt-llm', 'tensorrt-llm', 'llama-cpp', 'vllm', 'vllm']
+    """
+    names = {known.replace("-", ""): known for known in ENGINES} | ALIASES
+    letters = re.sub(r"[^a-z0-9]", "", name.lower())
+    if letters not in names:
+        likeliest = meant(name.lower(), ENGINES)
+        raise Unsupported(f"An engine must be one of {', '.join(ENGINES)}, but got {name!r}.{likeliest}")
+    return ENGINES[names[letters]]
 
 
 def method_of(engine: str, drafter: str | None = None, method: str | None = None) -> Method:
@@ -35,19 +50,18 @@ def method_of(engine: str, drafter: str | None = None, method: str | None = None
     treeopt.errors.InvalidInput: tgi runs drafters of the kinds medusa, ngram, but this drafter is redrafter. It runs in \
 redrafter.
     """
-    if engine not in ENGINES:
-        raise Unsupported(f"An engine must be one of {', '.join(ENGINES)}, but got {engine!r}.{meant(engine, ENGINES)}")
-    methods = {candidate.name: candidate for candidate in ENGINES[engine].methods}
+    serving = engine_named(engine)
+    methods = {candidate.name: candidate for candidate in serving.methods}
     if method is not None and method not in methods:
         raise Unsupported(
-            f"`method` of {engine} must be one of {', '.join(methods)}, but got {method!r}.{meant(method, methods)}"
+            f"`method` of {serving.name} must be one of {', '.join(methods)}, but got {method!r}.{meant(method, methods)}"
         )
     candidates = list(methods.values()) if method is None else [methods[method]]
     for candidate in candidates:
         if not drafter or drafter in candidate.drafters:
             return candidate
     kinds = dict.fromkeys(kind for candidate in candidates for kind in candidate.drafters)
-    subject = engine if method is None else f"{engine} with {method}"
+    subject = serving.name if method is None else f"{serving.name} with {method}"
     others = runners(drafter)
     cure = f" It runs in {', '.join(others)}." if others else ""
     raise InvalidInput(f"{subject} runs drafters of the kinds {', '.join(kinds)}, but this drafter is {drafter}.{cure}")

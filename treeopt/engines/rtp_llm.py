@@ -22,10 +22,8 @@ write = Templates(
 ENGINE = ServingEngine(name="rtp-llm", title="RTP-LLM", methods=(
     Method(name="number", checked="main 4b8d39c of 2026-08", drafters=("mtp", "eagle", "eagle3"), rules=("greedy", "sample"),
            carrier="--gen_num_per_cycle",
-           syntax="--sp_type mtp --sp_model_type DRAFTER_TYPE --sp_checkpoint_path DRAFTER --gen_num_per_cycle 3",
            versions="current; older ones took medusa_choices up to depth 3",
            source=f"{GROUP}, rtp_llm/model_factory.py, {SAMPLER}", write=write),
     Method(name="block", checked="main 4b8d39c of 2026-08", drafters=("dspark",), carrier="--gen_num_per_cycle",
-           syntax="--sp_type dspark --sp_model_type DRAFTER_TYPE --sp_checkpoint_path DRAFTER --gen_num_per_cycle 3",
            source=f"{GROUP}, {SAMPLER}", write=write),
 ))  # fmt: skip

@@ -15,7 +15,6 @@ tree nodes if trees are drafted. Log, Prometheus and benchmarks have means only,
 """
 
 import json
-import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,6 @@ from pydantic import BaseModel
 
 from treeopt.engines.base import About, Kind, Method, ServingEngine, Written
 from treeopt.engines.measured.files import File
-from treeopt.engines.measured.rates import PrintedRates, alone
 from treeopt.engines.measured.requests import Body, bodies, read_requests, records_in
 from treeopt.engines.measured.survival import MOST_DRAFTS, CountedDrafts, joined
 from treeopt.engines.speculation import Speculation
@@ -130,8 +128,6 @@ ASK = (
     "save the responses of /generate of a newer SGLang, whose meta_info has a histogram of each request "
     '(spec_correct_drafts_histogram), or ask the OpenAI routes for it with "return_spec_tokens_details": true'
 )
-LENGTH_IN_LOG = re.compile(r"accept len: ([12]\.\d{1,9})", re.ASCII)
-ONE_TOKEN = re.compile(r"speculative_num_draft_tokens=2\b", re.ASCII)
 UNKNOWN_LENGTHS = (
     "SGLang does not record how long each draft was. If the server adapted its number of steps, "
     "survival is too low, and this cannot be corrected: measure with a fixed --speculative-num-steps."
@@ -145,9 +141,7 @@ def is_of_drafts(content: Any) -> bool:
     return any(records_in(body, PLACES) or any(name in body for name in MEANS) for body in bodies(content))
 
 
-def read_drafts(files: Sequence[File]) -> CountedDrafts | PrintedRates:
-    if rates := [rate for content, _ in files for rate in rates_of_one_token(content)]:
-        return alone([[rate] for rate in rates], files[-1][1])
+def read_drafts(files: Sequence[File]) -> CountedDrafts:
     longest = 0
     for content, path in files:
         records = [record for body in bodies(content) for record in records_in(body, PLACES)]
@@ -156,14 +150,6 @@ def read_drafts(files: Sequence[File]) -> CountedDrafts | PrintedRates:
     counts = read_requests(files, PLACES, ask=ASK, notes=[UNKNOWN_LENGTHS])
     refuse_trees(counts, longest - 1)
     return counts
-
-
-def rates_of_one_token(content: Any) -> list[float]:
-    """Acceptance rates of drafts of one token, of which the mean length says everything; none of longer drafts."""
-    if isinstance(content, str):
-        return [float(length) - 1 for length in LENGTH_IN_LOG.findall(content)] if ONE_TOKEN.search(content) else []
-    sizes = [(body.get("num_draft_tokens"), body.get("acc_length")) for body in bodies(content)]
-    return [length - 1 for size, length in sizes if size == 2 and isinstance(length, float) and 1 <= length <= 2]
 
 
 def check_lengths(records: Sequence[Body], path: Path) -> None:
@@ -253,19 +239,15 @@ ENGINE = ServingEngine(
     name="sglang", title="SGLang", package="sglang", server="python -m sglang.launch_server", options=OPTIONS,
     imports={"sglang": KIND}, unplanned=UNPLANNED, methods=(
     method(name="adaptive", drafters=ADAPTIVE, rules=("greedy", "sample", "reject"),
-           carrier="--speculative-adaptive-config", syntax='{"1": {"candidate_steps": [5]}, "8": {"candidate_steps": [3]}}',
-           derived=CHAIN_FLAGS, by_batch_size=True,
+           carrier="--speculative-adaptive-config", by_batch_size=True,
            source=f"sgl-project/sglang {PACKAGE}/adaptive_spec_params.py, {PACKAGE}/eagle_utils.py", write=write_adaptive),
     method(name="steps", drafters=tuple(ALGORITHMS), rules=("greedy", "sample"), carrier=FLAGS,
            looks_up="in a trie of all answers, with the last 18 tokens of every prompt",
-           syntax="--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4",
-           derived=CHAIN_FLAGS, source=HOOK, write=write),
+           source=HOOK, write=write),
     method(name="dynamic-tree", limits=TREES, drafters=ADAPTIVE, rules=("greedy", "sample"), carrier=FLAGS, write=write_tree,
-           syntax="--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16",
-           derived=("num-draft-tokens = rows", "num-draft-tokens - 1 <= pool"), source=f"{HOOK}, {PACKAGE}/spec_utils.py"),
+           source=f"{HOOK}, {PACKAGE}/spec_utils.py"),
     method(name="dflash", drafters=("dflash", "dflash2"), rules=("greedy", "sample"), carrier="--speculative-num-draft-tokens",
-           syntax="--speculative-algorithm DFLASH --speculative-num-draft-tokens 4",
-           derived=("num-draft-tokens = length + 1",), source=f"{HOOK}, {PACKAGE}/dflash_utils.py", write=write),
+           source=f"{HOOK}, {PACKAGE}/dflash_utils.py", write=write),
     method(name="dspark", drafters=("dspark",), carrier="--speculative-dspark-block-size",
-           syntax="--speculative-algorithm DSPARK --speculative-dspark-block-size 3", source=HOOK, write=write),
+           source=HOOK, write=write),
 ))  # fmt: skip

@@ -164,9 +164,7 @@ def by_length(counters: Counters) -> Drafts:
 MAIN, ARGS = "main 0004396, reference of 1.4.0rc1", "NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/llm_args.py"
 SMALLEST = ("max_draft_len = length at the smallest key",)
 CARRIER = "speculative_config in the YAML of trtllm-serve --config"
-chains_by = partial(
-    Method, checked=MAIN, carrier=CARRIER, derived=SMALLEST, by_batch_size=True, refuses=rising, write=write
-)
+chains_by = partial(Method, checked=MAIN, carrier=CARRIER, by_batch_size=True, refuses=rising, write=write)
 ENGINE = ServingEngine(
     name="tensorrt-llm", title="TensorRT-LLM", server="trtllm-serve",
     imports={"tensorrt-llm": Kind(f"TensorRT-LLM's figures of drafts, as all files of an import ({ASK})",
@@ -175,25 +173,21 @@ ENGINE = ServingEngine(
     methods=(
     Method(name="medusa", checked="main before PR #15918", drafters=("medusa",), limits=tensorrt_trees.limits(shape="any"), refuses=tensorrt_trees.refuses,
            carrier="medusa_choices: YAML of the LLM API, list of trtllm-bench, --medusa_choices",
-           syntax="[[0], [1], [0, 0]]", derived=("max_draft_len = choices",),
            versions="TensorRT engines, up to 1.2", status="removed upstream in PR #15918",
            source="NVIDIA/TensorRT-LLM tensorrt_llm/runtime/medusa_utils.py, "
                   "cpp/tensorrt_llm/runtime/utils/speculativeChoicesUtils.cpp",
            write=tensorrt_trees.write),
     chains_by(name="draft-len", drafters=("eagle3", "mtp", "draft-model"), rules=("greedy", "sample", "reject"),
-              syntax="draft_len_schedule: {4: 4, 8: 2}",
               versions="PR #10860 on; before it the keys were lower bounds",
               source=f"{ARGS}, PRs #8194, #10860, #12262, #12588"),
-    chains_by(name="block", drafters=tuple(IN_BLOCKS), syntax="decoding_type: DFlash, max_draft_len: 3", wider="does not start with them",
+    chains_by(name="block", drafters=tuple(IN_BLOCKS), wider="does not start with them",
               versions="DFlash and PARD in 1.3.0rc27, DSpark in 1.4.0rc1", source=f"{ARGS}, tensorrt_llm/_torch/speculative/dflash.py"),
-    chains_by(name="ngram", drafters=("ngram",), rules=("greedy", "sample"), syntax="decoding_type: NGram, max_draft_len: 3",
-              looks_up="in a pool of all requests", versions="PR #10860 on; it refuses use_rejection_sampling",
+    chains_by(name="ngram", drafters=("ngram",), rules=("greedy", "sample"), looks_up="in a pool of all requests",
+              versions="PR #10860 on; it refuses use_rejection_sampling",
               source=f"{ARGS}, tensorrt_llm/_torch/speculative/ngram.py"),
     Method(name="dynamic-tree", checked=MAIN, drafters=("eagle3",),
            limits=EngineLimits(dynamic=DynamicLimits(within_levels=True), fills_levels="all"),
            rules=("greedy", "sample"), carrier=CARRIER,
-           syntax="use_dynamic_tree: true, dynamic_tree_max_topK: 4, max_draft_len: 5, max_total_draft_tokens: 15",
-           derived=("max_draft_len = levels", "max_total_draft_tokens = rows - 1", "levels <= rows - 1 <= topk x levels"),
            versions="PR #13081 on; not for targets with sliding windows or MLA",
            source=f"{ARGS}, tensorrt_llm/_torch/speculative/eagle3_dynamic_tree.py", write=write_tree),
 ))  # fmt: skip

@@ -35,9 +35,7 @@ write = Templates(
 
 ENGINE = ServingEngine(name="tgi", title="text-generation-inference", server="text-generation-launcher", methods=(
     Method(name="speculate", checked="main db931fc of 2026-01", drafters=tuple(write.options), rules=("greedy", "sample"),
-           carrier="--speculate", syntax="--speculate 3",
-           derived=("--speculate <= heads", "batch x (1 + length) <= 128 rows"),
-           versions="current; the project is in maintenance mode",
+           carrier="--speculate", versions="current; the project is in maintenance mode",
            source="huggingface/text-generation-inference server/text_generation_server/models/__init__.py, layers/medusa.py",
            write=write),
 ))  # fmt: skip

@@ -85,12 +85,10 @@ ENGINE = ServingEngine(name="transformers", title="transformers", package="trans
                        methods=(
     Method(name="assistant", checked="5.23.0", drafters=("draft-model",), rules=("greedy", "reject"), max_batch_size=1,
            carrier="generation_config.json of the drafting model, assistant_model of generate()",
-           syntax='{"num_assistant_tokens": 3}',
-           derived=("num_assistant_tokens_schedule = constant", "assistant_confidence_threshold = 0"),
            source=SOURCE, write=write),
     Method(name="prompt-lookup", checked="5.23.0", drafters=("ngram",), rules=("greedy", "sample"), max_batch_size=1,
-           carrier="generation_config.json, or arguments of generate()", syntax='{"prompt_lookup_num_tokens": 3}',
-           derived=("max_matching_ngram_size = 3",), looks_up=EARLIEST, source=SOURCE, write=write_lookup),
-    copied.method("transformers", write=write_copied, checked="5.23.0", max_batch_size=1, carrier="generation_config.json, or arguments of generate()",
-                  syntax='{"prompt_lookup_num_tokens": 8, "max_matching_ngram_size": 3}', source=SOURCE),
+           carrier="generation_config.json, or arguments of generate()", looks_up=EARLIEST, source=SOURCE, write=write_lookup),
+    copied.method("transformers", write=write_copied, checked="5.23.0", max_batch_size=1,
+    carrier="generation_config.json, or arguments of generate()",
+                  source=SOURCE),
 ))  # fmt: skip

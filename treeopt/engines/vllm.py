@@ -27,7 +27,7 @@ from treeopt.engines.base import LAST, About, Kind, Method, ServingEngine, Writt
 from treeopt.engines.measured.benchmarks import BLOCK, OFFLINE, records_of
 from treeopt.engines.measured.exposition import counters_among, is_exposition
 from treeopt.engines.measured.files import File
-from treeopt.engines.measured.rates import Printed, PrintedRates, alone, drafters_named, of_one_token, pooled
+from treeopt.engines.measured.rates import Printed, PrintedRates, alone, drafters_named, pooled
 from treeopt.engines.measured.requests import Body, bodies, read_requests, records_in
 from treeopt.engines.measured.survival import CountedDrafts, Drafts
 from treeopt.engines.speculation import Speculation
@@ -166,7 +166,7 @@ def read_metrics(files: Sequence[File]) -> CountedDrafts | PrintedRates:
         rates += rates_of(content) if content not in texts else []
     if rates and not complete:
         return alone(rates, path, drafters)
-    groups, notes = pooled(complete, len(lines) - len(complete)) if complete else (of_one_token(lines), [])
+    groups, notes = pooled(complete, len(lines) - len(complete)) if complete else ([], [])
     if texts and not groups:
         raise InvalidInput(f"{path} has {OLD_LINE if lines else 'no interval with drafts'}.")
     tokens = requests = None
@@ -301,24 +301,19 @@ OPTIONS = Speculation(
 ENGINE = ServingEngine(name="vllm", title="vLLM", package="vllm", server="vllm serve", options=OPTIONS, imports=IMPORTS, unplanned=UNPLANNED, methods=(
     Method(name="batch-size", checked="0.33.0", drafters=SCHEDULED, rules=("greedy", "sample", "reject"),
            looks_up="from the latest place, or on model runner V1 (VLLM_USE_V2_MODEL_RUNNER=0) the earliest",
-           carrier="num_speculative_tokens_per_batch_size in --speculative-config", syntax="[[1, 16, 3], [17, 4096, 0]]",
-           derived=("num_speculative_tokens = longest length", "of MTP ≤ its layers or = a multiple of them"),
-           by_batch_size=True, wider="would draft them without a word, in a block with other and mostly worse guesses",
+           carrier="num_speculative_tokens_per_batch_size in --speculative-config", by_batch_size=True,
+           wider="would draft them without a word, in a block with other and mostly worse guesses",
            versions="PR #32374 on; not with data parallelism",
            source="vllm-project/vllm vllm/v1/spec_decode/dynamic/utils.py, vllm/config/speculative.py, vllm/config/vllm.py",
            write=write),
     Method(name="parallel", checked="0.33.0", drafters=PARALLEL, rules=("greedy", "sample"), carrier=CONFIG,
-           syntax='{"method": "eagle3", "parallel_drafting": true, "num_speculative_tokens": 3}',
            source="vllm-project/vllm vllm/config/speculative.py, PR #32887", write=write),
     Method(name="suffix", checked="0.33.0", drafters=("suffix",), rules=("greedy", "sample"), carrier=CONFIG,
-           syntax='{"method": "suffix", "num_speculative_tokens": 3}',
            source="vllm-project/vllm vllm/config/speculative.py, vllm/config/vllm.py", write=write),
     copied.method("vllm", "arctic", write=write_copied, checked="0.33.0, arctic-inference 0.1.1", carrier="--speculative-config",
-                  syntax='{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}',
                   source="vllm-project/vllm vllm/config/speculative.py, snowflakedb/ArcticInference arctic_inference/vllm/config.py"),
     Method(name="medusa", checked="0.32.0", drafters=("medusa",), rules=("greedy", "sample"), carrier=CONFIG,
-           syntax='{"method": "medusa", "model": "HEADS", "num_speculative_tokens": 3}',
-           derived=("num_speculative_tokens <= heads",), versions=f"releases up to {MEDUSA_UNTIL}",
+           versions=f"releases up to {MEDUSA_UNTIL}",
            status="removed upstream in 0.33.0", source="vllm-project/vllm vllm/v1/spec_decode/medusa.py",
            write=write),
 ))  # fmt: skip

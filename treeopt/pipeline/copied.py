@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from treeopt.engines.copied import EXPORTED, KIND
+from treeopt.engines.copied import KIND
+from treeopt.engines.registry import engine_named
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.growth.rates import Rates
 from treeopt.latency.costs import StepCosts
@@ -64,7 +65,7 @@ def search_copied(
     timed, latencies = find_latencies(run, profile, own=True) or (None, None)
     sizes = list(batch_sizes or (latencies.batch_sizes if latencies else (1,)))
     drafters = asked_drafters(engine, method)
-    named = PlannedEngine(name=EXPORTED.get(engine, engine), method=KIND) if engine else None
+    named = PlannedEngine(name=engine_named(engine).name, method=KIND) if engine else None
     request = PlanRequest(Limits(budget), sizes, context=context, engine=named)
     costs = costs_of(latencies, request, log.usual_context)
     check_rows(costs)
@@ -74,8 +75,11 @@ def search_copied(
 
 def asked_drafters(engine: str | None, method: str | None) -> list[str]:
     """The drafters of an engine, or that of its ``method``; InvalidInput for an engine that has none."""
-    every = drafters_of(engine) or drafters_of(next((own for own, said in EXPORTED.items() if said == engine), engine))
-    engines = sorted({name.partition(":")[0] for name in drafters_of(None)})
+    names = drafters_of(None)
+    every = drafters_of(engine)
+    if engine and not every:
+        every = [name for name in names if engine_named(name.partition(":")[0]) is engine_named(engine)]
+    engines = sorted({name.partition(":")[0] for name in names})
     if not every:
         raise InvalidInput(
             f"No drafter of {engine} that copies text is replayed: search for one of {', '.join(engines)}."

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from treeopt.engines.base import About, Written
 from treeopt.engines.plans import AS_PLANNED, ExportOptions, has_dynamic, method_for_plan, prepare, write_served
-from treeopt.engines.registry import method_of, runners
+from treeopt.engines.registry import engine_named, method_of, runners
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.places import located
 from treeopt.files.shell import shell_word
@@ -46,6 +46,7 @@ def export(
 
     A stale plan is exported ``anyway`` only.
     """
+    engine = engine_named(engine).name
     folder = run.export / engine
     if tree is not None:
         written = _export_tree(run, engine, named_tree(tree, batch_size=options.batch_size), options, heads)

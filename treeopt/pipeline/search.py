@@ -9,7 +9,7 @@ from typing import Any
 
 from treeopt.engines.base import Method
 from treeopt.engines.plans import check_rule_of
-from treeopt.engines.registry import method_of, removal_notes, tree_method_of
+from treeopt.engines.registry import engine_named, method_of, removal_notes, tree_method_of
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
 from treeopt.pipeline.copied import search_copied
@@ -138,6 +138,7 @@ def request_of(
     served = served_blocks(record)
     if engine is None:
         return PlanRequest(given, sizes, lengths=served, **options), [ONE_BLOCK] if served else []
+    engine = engine_named(engine).name
     way = way_for(engine, method, sizes, record, latencies)
     limits = limits_for(engine, way, given, max_rank, shape)
     kept, left_out = sizes_for(engine, way, sizes, asked=batch_sizes is not None)

@@ -92,8 +92,6 @@ FACTS: dict[str, Callable[[ServingEngine, Method], str]] = {
     "drafters": lambda e, m: ", ".join(m.drafters),
     "acceptance": lambda e, m: ", ".join(m.rules),
     "goes to": lambda e, m: m.carrier,
-    "as": lambda e, m: m.syntax,
-    "must match": lambda e, m: "; ".join(m.derived) or NONE,
     "by batch size": lambda e, m: "schedule" if m.by_batch_size else NONE,
     "versions": lambda e, m: available(m),
     "checked": lambda e, m: m.checked,

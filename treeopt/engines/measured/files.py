@@ -1,14 +1,11 @@
 """The content of other tools' files.
 
-JSON               the document; of JSON lines and of a saved event stream a list with one document a line
-what Python prints the same, read as literals
-Prometheus' API    the text of an exposition
-anything else      its text
+JSON           the document; of JSON lines and of a saved event stream a list with one document a line
+anything else  its text
 """
 
-import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput, quoted
-from treeopt.files.bounds import limit_rows, loads, parse_literal
+from treeopt.files.bounds import limit_rows, loads
 from treeopt.files.storage import read_text
 from treeopt.records.calibration import Calibration
 from treeopt.trees.tree import MOST_DEPTH
 
 File = tuple[Any, Path]  # what a file holds, and its path
 # In logs whose lines may begin as JSON does.
-LOGS = ("Decode batch", "SpecDecoding metrics: ", "draft acceptance")
-UNNAMED = ("vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_per_pos_total")
-MOST_LITERAL = 2**22  # characters of what Python printed
+LOGS = ("Decode batch", "SpecDecoding metrics: ", "draft acceptance", "/0_acc'")
 TAGGED = re.compile(r"\[[^][{\"\n]*\] *[^\s\[]")  # a line of a log
 EVENT = re.compile(r"^data:(?!\s*\[DONE\])", re.MULTILINE)
 
@@ -53,7 +48,7 @@ def load_file(path: Path) -> Any:
     if EVENT.search(text):
         events = [line.removeprefix("data:").strip() for line in text.splitlines() if EVENT.match(line)]
         return _documents(path, "\n".join(events))
-    return _exposition(_documents(path, text), path) if text[0] in "{[" and not TAGGED.match(text) else text
+    return _documents(path, text) if text[0] in "{[" and not TAGGED.match(text) else text
 
 
 def counted(hits: NDArray[np.int64], trials: Sequence[int], path: Path) -> Calibration:
@@ -85,42 +80,8 @@ def _documents(path: Path, text: str) -> Any:
         return loads(text)
     except ValueError as error:
         problem = error
-    lines = list(limit_rows((line for line in text.splitlines() if line.strip()), path))
-    readings: list[tuple[Callable[[str], Any], list[str]]] = [(loads, lines)]
-    if "'" in text and len(text) <= MOST_LITERAL:
-        readings += [(parse_literal, [text]), (parse_literal, lines)]
-    for read, texts in readings:
-        with suppress(ValueError):
-            documents = [read(line) for line in texts]
-            return documents if len(lines) > 1 else documents[0]
+    with suppress(ValueError):
+        return [loads(line) for line in limit_rows((line for line in text.splitlines() if line.strip()), path)]
     if any(mark in text for mark in LOGS):
         return text
     raise InvalidInput(f"{path} must be valid JSON, or one document a line, but it is not: {problem}.")
-
-
-def _exposition(content: Any, path: Path) -> Any:
-    """The text of an exposition for answers of Prometheus' API to queries; any other content as it is.
-
-    increase() leaves names out: then vLLM's counter by position is told by its label, and another series counts drafts.
-    """
-    items = content if isinstance(content, list) else [content]
-    data = [item.get("data") for item in items if isinstance(item, dict)]
-    answers = [answer for answer in data if isinstance(answer, dict) and "resultType" in answer]
-    if not answers or len(answers) < len(items):
-        return content
-    lines = []
-    for answer in answers:
-        try:
-            for result in limit_rows(answer["result"], path):
-                labels = dict(result["metric"])
-                name = labels.pop("__name__", UNNAMED["position" in labels])
-                points = result.get("values") or [[0, 0.0], result["value"]]
-                rise = float(points[-1][1]) - float(points[0][1])
-                lines.append(
-                    f"{name}{{{','.join(f'{key}={json.dumps(str(label))}' for key, label in labels.items())}}} {rise}"
-                )
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
-            raise InvalidInput(
-                f"{path} must give each series its labels and values, as Prometheus answers a query."
-            ) from None
-    return "\n".join(lines) + "\n"

@@ -1,9 +1,7 @@
 """Rates by position, which are rounded: in an engine's log beside totals of tokens, and without any counts.
 
-engine's log         totals of an interval or a request beside its rates; the number of drafts is seldom printed
-training log         {"test/0_acc": 0.7} of EAGLE's training (eagle/train/main.py): behind a wrong guess all deeper ones count
-                     as wrong
-acceptance analysis  of speculators' parse_acceptance_lengths.py, with the sum of the drafted tokens
+engine's log  totals of an interval or a request beside its rates; the number of drafts is seldom printed
+training log  {"test/0_acc": 0.7} of EAGLE's training (eagle/train/main.py): behind a wrong guess all deeper ones count as wrong
 
 rates : (K,)  survival by position
 mean  :       tokens of a draft, the target's own included: 1 + accepted / D, two decimals
@@ -26,8 +24,6 @@ from treeopt.errors import InvalidInput
 RATE, MEAN = 0.0005 + 1e-9, 0.005 + 1e-9  # by how much rounding moves them
 CUT = "Rates are printed for the first positions of a draft only. Deeper ones were left out."
 TRAINED = re.compile(r"(?:test|eval|val)/(\d{1,3})_acc[\"']?:?\s{1,40}([01]\.\d{1,20})", re.ASCII)
-ANALYSIS = re.compile(r"per-position acceptance rates:\s*\[([\d.\s,]{1,4000})\]", re.ASCII)
-DRAFTED = re.compile(r"Total drafted tokens: (\d{1,13})", re.ASCII)
 MEANINGS = {
     "survival": "that a guess was accepted with all before it, as engines print them",
     "conditional": "that a guess was accepted where all before it were",
@@ -42,7 +38,6 @@ class Printed:
     """A line of a log: rates by position, and the totals beside them.
 
     where      : the file and the line, for errors
-    rates      : none for drafts of one token, whose mean says everything
     drafts     : their number, where it is printed
     may_be_cut : whether drafts may have more positions than rates are printed for
     """
@@ -87,20 +82,6 @@ class Printed:
     def is_cut(self, drafts: int) -> bool:
         """Whether guesses were accepted beyond the positions that are printed."""
         return self.accepted / drafts - sum(self.rates) > RATE * len(self.rates)
-
-
-def of_one_token(lines: Sequence[Printed]) -> list[Drafts]:
-    """The drafts of lines without rates, if their means show that every draft had one token; else none.
-
-    >>> of_one_token([Printed("x", [], accepted=66, drafted=88, mean=1.75)])[0].reached.tolist()
-    [66]
-    """
-    drafting = [line for line in lines if line.drafted]
-    if not any(line.accepted for line in drafting):
-        return []
-    if any(abs(1 + line.accepted / line.drafted - line.mean) > MEAN for line in drafting):
-        return []
-    return [Drafts.of(line.drafted, [line.accepted], line.drafted, line.where) for line in drafting]
 
 
 def pooled(lines: Sequence[Printed], left_out: int = 0) -> tuple[list[Drafts], list[str]]:
@@ -177,17 +158,13 @@ def alone(rates: Sequence[Sequence[float]], path: Path, drafters: tuple[str, ...
 
 def is_rates(content: Any) -> bool:
     if isinstance(content, str):
-        return bool(ANALYSIS.search(content) or TRAINED.search(content))
+        return TRAINED.search(content) is not None
     return any(re.fullmatch(r"(?:test|eval|val)/0_acc", str(name)) for body in bodies(content) for name in body)
 
 
 def read_rates(content: Any, path: Path) -> PrintedRates:
-    """The rates of an analysis, or the last ones of a training log."""
+    """The last rates of a training log."""
     text = content if isinstance(content, str) else repr(content)
-    if analysis := ANALYSIS.search(text):
-        values = [float(number) for number in re.findall(r"\d\.?\d*", analysis[1])]
-        drafted = DRAFTED.search(text)
-        return PrintedRates({"": values}, path, drafts=int(drafted[1]) // len(values) if drafted else None)
     last = {int(depth): float(rate) for depth, rate in TRAINED.findall(text)}
     if not last or sorted(last) != list(range(len(last))):
         raise InvalidInput(f"{path} must have an accuracy for every depth from 0 on, but has {sorted(last)}.")

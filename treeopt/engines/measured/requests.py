@@ -60,14 +60,6 @@ class RequestDrafts:
     per_step_accepted: list[int] | None = None
     per_step_drafted: list[int] | None = None
 
-    @property
-    def histogram(self) -> list[int]:
-        """The histogram; without one that of drafts of one token, where the numbers of tokens show that they are."""
-        steps, accepted = self.num_spec_steps, self.num_accepted_draft_tokens
-        if not self.acceptance_histogram and steps and accepted is not None and self.num_draft_tokens == steps:
-            return [max(steps - accepted, 0), accepted]
-        return self.acceptance_histogram
-
 
 def bodies(content: Any) -> Iterator[Body]:
     """Responses in a document: alone, in lists, or wrapped as in the lines of a batch's output; not more than are read."""
@@ -138,10 +130,10 @@ def read_requests(
     responses = silent + len(records)
     requests = typed(list[RequestDrafts], records, path)
     # The greatest length of the file stands in where a request does not tell its own.
-    longest = max((max(len(r.histogram) - 1, r.num_spec_tokens or 0) for r in requests), default=0)
+    longest = max((max(len(r.acceptance_histogram) - 1, r.num_spec_tokens or 0) for r in requests), default=0)
     groups: list[Drafts] = []
     for number, request in enumerate(requests, 1):
-        if any(request.histogram):
+        if any(request.acceptance_histogram):
             groups += drafts_of(request, longest, f"{path}, request {number},", number)
         else:
             silent += 1
@@ -157,7 +149,7 @@ def read_requests(
 
 def drafts_of(request: RequestDrafts, longest: int, where: str, number: int) -> list[Drafts]:
     """The drafts of a request, those of each length where it lists all steps."""
-    histogram, drafted, length = request.histogram, request.num_draft_tokens, request.num_spec_tokens
+    histogram, drafted, length = request.acceptance_histogram, request.num_draft_tokens, request.num_spec_tokens
     steps = sum(histogram)
     if length and (drafted or 0) > length * steps:
         raise InvalidInput(
