@@ -174,7 +174,7 @@ def roofline_data(setting: Setting | None = None) -> RooflineData:
 @look()
 def draw_roofline(data: RooflineData, figure: Figure | None = None) -> Figure:
     """Four panels on logarithmic axes; grey: the two roofs."""
-    figure = figure or blank(height=7.0)
+    figure = figure or blank(width=7.0, height=7.0)
     grid = figure.subplots(2, 2, squeeze=False).ravel()
     for axes, (title, label, curves) in zip(grid, data.panels, strict=False):
         for i, curve in enumerate(curves):

@@ -119,8 +119,10 @@ def test_every_result_is_a_table_in_a_notebook_and_draws_itself(run):
     for record, title in [(trace, "Head accuracy"), (calibration, "Head accuracy"), (profile, "Latency"),
                           (plan, "The best tree"), (treeopt.score(Tree.chain(2), trace), "Tokens per step")]:  # fmt: skip
         assert title in record._repr_html_()
+        assert title in str(record)
     for record, name in [(trace, "accuracy"), (profile, "latency"), (plan, "throughput")]:
         assert record.plot(name).axes
+    assert plan[1].speedup is plan[1].chosen.speedup
     assert plan.plot("tree", trace, batch_size=1).axes
     with pytest.raises(treeopt.OutOfRange, match=r"needs plan.json"):
         profile.plot("tree")

@@ -33,7 +33,7 @@ from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
 
 from .conftest import VOCABULARY, first_layers, tiny_model, treeopt
-from .test_report import make_run
+from .helpers.runs import make_run
 from .test_stepper import Recorded
 
 CSV = "batch_size,size,depth,step_ms\n1,1,0,2.0\n1,2,1,2.1\n1,3,2,2.2\n1,4,3,2.3\n1,8,2,2.4\n2,1,0,2.0\n2,4,3,2.5\n"

@@ -3,56 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
-from tests.test_figures import some_bench, some_plan
-from treeopt.records.contender import Predicted, Quality
-from treeopt.records.origins import Provenance
+from tests.helpers.runs import REJECT, TYPICAL, ruled, shown, some_bench, some_plan
+from treeopt.records.contender import Predicted
 from treeopt.report.bench_table import about_rule, bench_table, bench_tables, text_price
 from treeopt.report.plan_table import trees_table
 from treeopt.report.wording import pm
-
-REJECT = {"rule": "rejection", "temperature": 0.7}
-TYPICAL = {"rule": "typical", "temperature": 0.7, "epsilon": 0.09, "delta": 0.3}
-JUDGED = {
-    "log_likelihood_nats_per_token": -0.845,
-    "log_likelihood_nats_per_token_stderr": 0.104,
-    "reference_log_likelihood_nats_per_token": -0.688,
-    "reference_log_likelihood_nats_per_token_stderr": 0.1,
-    "difference_nats_per_token_stderr": 0.062,
-    "changed_answers_share": 1.0,
-    "changed_tokens_share": 0.66,
-}
-
-
-def ruled(bench, acceptance):
-    """As a benchmark under a rule; texts that depend on the tree are judged."""
-    judged = acceptance["rule"] in ("rejection", "typical")
-    quality = {contender.name: Quality(**JUDGED) for contender in bench.contenders} if judged else None
-    bench = replace(bench, provenance=Provenance(acceptance=acceptance), quality=quality)
-    if not judged:
-        return bench
-    changed = [replace(c, sequences=[replace(a, identical=False) for a in c.sequences]) for c in bench.contenders]
-    return replace(bench, contenders=tuple(changed))
-
-
-def at_speed(bench, speed):
-    """The chosen tree that many times as fast as plain decoding, up to noise of the blocks."""
-    plain, chosen, *others = bench.contenders
-    steps = {(block.round, *block.prompts): block.steps for block in chosen.blocks}
-    blocks = [
-        replace(block, steps=steps[(block.round, *block.prompts)], decode_s=block.decode_s / speed)
-        for block in plain.blocks
-    ]
-    return replace(bench, contenders=(plain, replace(chosen, blocks=blocks), *others))
-
-
-def shown(renderable) -> str:
-    """What the terminal shows, without its line breaks."""
-    console = Console(width=160, markup=False)
-    with console.capture() as capture:
-        console.print(renderable)
-    return " ".join(capture.get().split())
 
 
 def test_texts_are_judged_in_nats_per_token_at_temperature_1():

@@ -34,7 +34,7 @@ from treeopt.trees.tree import Tree
 
 from .conftest import examples, invoke, random_trace, traces
 from .helpers.engine_files import exposition
-from .test_figures import some_bench
+from .helpers.runs import some_bench
 
 
 def conversations(rng, n: int, *, best: float = 0.5, heads: int = 3) -> RankTrace:

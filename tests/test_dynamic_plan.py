@@ -36,9 +36,9 @@ from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import FIXED, Cost, Tree
 
 from .conftest import random_trace
+from .helpers.runs import some_profile
 from .test_ddtree import recorded
 from .test_dynamic import slow_lengths, slow_replay, with_pools
-from .test_figures import some_profile
 from .test_profile import Slow
 
 # Drafts, as files have them.

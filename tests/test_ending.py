@@ -6,10 +6,8 @@ from dataclasses import replace
 import click.testing
 import pytest
 
-from tests.test_bench_table import at_speed
-from tests.test_figures import some_bench, some_plan
+from tests.helpers.runs import at_speed, make_run, some_bench, some_plan
 from tests.test_hostile_names import NAMES
-from tests.test_report import make_run
 from treeopt.cli import cli
 from treeopt.records.rundir import RunDirectory
 from treeopt.report import figures
@@ -90,9 +88,9 @@ def test_the_next_command_is_one_that_the_command_line_takes(name, monkeypatch):
 @pytest.mark.long
 def test_the_page_of_a_run_shows_the_pictures_that_it_drew(tmp_path):
     run = make_run(tmp_path / "run", batch_sizes=(1,))
-    alone = write_report(run).read_text()
+    alone = write_report(run)[0].read_text()
     drawn = list(figures.pictures(run))
     figures.draw(run, drawn=drawn)
-    page = write_report(run, drawn=drawn).read_text()
+    page = write_report(run, drawn=drawn)[0].read_text()
     assert figures.svg_element((run.figures / "accuracy.svg").read_bytes(), "figure-1-") in page
     assert page.count("<svg") == alone.count("<svg")

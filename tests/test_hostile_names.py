@@ -34,7 +34,7 @@ from treeopt.trees.tree import Tree
 
 from .conftest import treeopt
 from .helpers.engine_rows import COPIED, chains, export
-from .test_report import make_run
+from .helpers.runs import make_run
 
 NAMES = (
     "$(touch x)", "`touch x`", "; touch x", "&& touch x", "| touch x", "> x", "< x", "& touch x #", "1; touch x #",

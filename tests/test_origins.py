@@ -22,8 +22,8 @@ from treeopt.records.rules import RULES
 from treeopt.records.rundir import RunDirectory
 
 from .conftest import invoke, random_trace, treeopt
-from .test_figures import some_profile
-from .test_report import make_run, no_pictures  # noqa: F401  # a fixture
+from .helpers.runs import some_profile
+from .test_report import no_pictures  # noqa: F401  # a fixture
 
 HERE = {"name": "treeopt", "version": "0.1.0"}
 TABLE = "batch_size,context,size,depth,step_ms\n"

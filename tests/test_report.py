@@ -4,16 +4,12 @@ import html
 import json
 import re
 import shutil
-import tempfile
 from dataclasses import replace
-from functools import cache
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 
-from tests.test_bench_table import REJECT, TYPICAL, at_speed, ruled, shown
-from tests.test_figures import long_trace, some_bench, some_profile
+from tests.helpers.runs import REJECT, TYPICAL, at_speed, make_run, ruled, shown
 from treeopt import pipeline
 from treeopt.cli import cli
 from treeopt.engines.plans import export_plan
@@ -27,7 +23,6 @@ from treeopt.planning.request import PlanRequest
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import inputs_of
-from treeopt.records.origins import Provenance
 from treeopt.records.plan import Plan, PlanEntry, PlannedEngine
 from treeopt.records.rules import option_of
 from treeopt.records.rundir import RunDirectory
@@ -40,43 +35,6 @@ from treeopt.trees.shapes import Limits
 EVIL = """</script></style></svg><script>document.title='owned'</script><img src=x onerror="document.title='owned'">
 {{ 7 * 7 }}{% raw %}<!-- "quoted" 'quoted' & &amp; \\u003c ]]> </textarea> $x^{2$"""
 CONTROLS = "\x1b[2J\x1b]0;owned\x07\x00\x08\x9b31m\u202e\uffff"
-
-
-def make_run(folder, *, text="calm", batch_sizes=(1, 4), groups=("code", "chat")) -> RunDirectory:
-    """Everything that a run can have; ``text`` is put wherever texts of users and data sets go."""
-    shutil.copytree(whole_run(text, tuple(batch_sizes), tuple(groups)).name, folder, dirs_exist_ok=True)
-    return RunDirectory(folder)
-
-
-@cache
-def whole_run(text, batch_sizes, groups) -> tempfile.TemporaryDirectory:
-    """What ``make_run`` copies: its plan takes seconds."""
-    folder = tempfile.TemporaryDirectory()
-    run, trace, names = RunDirectory(folder.name), long_trace(4, sequences=24), [f"{group} {text}" for group in groups]
-    drafter = {"kind": "medusa", "id": f"heads {text}", "num_heads": 4}
-    source = {"model": f"model {text}", "revision": None, "dataset": f"prompts {text}.jsonl", "dtype": "float32"}
-    source |= {"drafter": drafter, "device": f"cpu {text}", "versions": {"python": "3.11", "torch": text}}
-    source |= {"machine": text, "command": f"treeopt calibrate {text}", "time": "2026-01-01T00:00:00Z"}
-    meta = {**trace.meta, "provenance": source, "group_names": names, "drafter": drafter}
-    meta |= {"skipped": [{"row": 7, "reason": f"empty {text}"}]}
-    meta |= {"answers": {"given": True, "temperature": None, "is_estimate": True}}
-    trace = replace(trace, meta=meta, group=np.arange(24) % len(names))
-    calibration = Calibration.from_trace(trace, provenance=Provenance.of({"provenance": source}))
-    profile = some_profile(batch_sizes)
-    profile.info["provenance"] = {**source, "command": f"treeopt profile {text}"}
-    trace.save(run.trace)
-    calibration.save(run.calibration)
-    profile.save(run.profile)
-    plan = plan_trees(trace, profile, PlanRequest(Limits(24), batch_sizes=batch_sizes))
-    warned = [replace(entry, warnings=[f"beware {text}"]) for entry in plan.entries]
-    replace(plan, entries=tuple(warned), inputs=inputs_of(run.trace, run.profile)).save(run.plan)
-    for batch_size in batch_sizes:
-        bench = some_bench(names, batch_size=batch_size)
-        contenders = (*bench.contenders[:-1], replace(bench.contenders[-1], name=f"mine {text}"))
-        about = {"provenance": {**source, "command": f"treeopt bench {text}"}, "loop_share": 0.25}
-        inputs = inputs_of(run.plan, run.trace)
-        replace(bench, contenders=contenders, inputs=inputs, **about).save(run.bench_of(batch_size))
-    return folder
 
 
 @pytest.fixture
@@ -96,13 +54,12 @@ def test_without_a_plan_the_command_that_makes_one_is_named(tmp_path):
 def test_a_plan_alone_makes_a_report(tmp_path):
     run = RunDirectory(tmp_path)
     pipeline.search(run, budget=16, batch_sizes=(1,), calibration="vicuna-7b-medusa1")
-    page = write_report(run).read_text()
+    page = write_report(run)[0].read_text()
     assert "lmsys/vicuna-7b-v1.3" in page
     assert "No real decoding was measured" in page
     replace(run.read_plan(), inputs={"elsewhere.npz": "0"}).save(run.plan)  # of a trace that is gone
-    hints = []
-    write_report(run, hint=hints.append)
-    assert any("tree was left out: The plan was made from elsewhere.npz" in hint for hint in hints)
+    _, notes = write_report(run)
+    assert any("tree was left out: The plan was made from elsewhere.npz" in note for note in notes)
 
 
 @pytest.mark.parametrize("drawn", [False, pytest.param(True, marks=pytest.mark.long)], ids=["text", "pictures"])
@@ -112,23 +69,24 @@ def test_of_some_files_there_is_a_report_and_what_to_measure_next_is_said_in_the
 ):
     if not drawn:
         request.getfixturevalue("no_pictures")
-    run, hints = make_run(tmp_path), []
+    run = make_run(tmp_path)
     for file in (file for name in gone for file in tmp_path.glob(f"{name}*")):
         file.unlink()
-    page = html.unescape(write_report(run, hint=hints.append).read_text())
+    path, notes = write_report(run)
+    page = html.unescape(path.read_text())
     if drawn and gone != ("trace", "calibration"):
         sizes = [entry.chosen.size for entry in run.read_plan().entries]
         assert len(re.findall("<title>(path|root)", page)) == sum(sizes)
     assert ("Real decoding of" in page) == ("bench" not in gone)
     said = re.sub("treeopt (calibrate|profile|bench) calm", "", page)
     assert not re.search("treeopt (bench|calibrate|profile|search)", said)
-    assert "bench" not in gone or "treeopt bench" in " ".join(hints)
-    assert bool(hints) == bool(gone)
+    assert "bench" not in gone or "treeopt bench" in " ".join(notes)
+    assert bool(notes) == bool(gone)
 
 
 def test_what_was_noisy_is_in_the_files_and_in_the_first_lines(no_pictures, tmp_path):
     run = make_run(tmp_path, batch_sizes=(1,))
-    page = html.unescape(write_report(run).read_text())
+    page = html.unescape(write_report(run)[0].read_text())
     assert not any(said in page for said in ("The machine is busy", "are not known to", "Stopped early"))
     profile, bench = run.read_profile(), Benchmark.load(run.bench_of(1))
     margins = margins_of_error(profile)
@@ -136,7 +94,7 @@ def test_what_was_noisy_is_in_the_files_and_in_the_first_lines(no_pictures, tmp_
     last = replace(bench.contenders[-1], stopped=True)
     replace(bench, contenders=(*bench.contenders[:-1], last), processor_share=0.4).save(run.bench_of(1))
     assert Benchmark.load(run.bench_of(1)).processor_share == 0.4
-    page = html.unescape(write_report(run).read_text())
+    page = html.unescape(write_report(run)[0].read_text())
     begin = page[page.index("In short") : page.index('class="cards"')]
     for file, said in (
         ("profile.json", "other programs had the processor for 79% of"),
@@ -163,7 +121,7 @@ def test_the_first_lines_have_the_commands_that_deploy(no_pictures, tmp_path, en
     plan = replace(chains, drafter=drafter, constraint=limits)
     for one in (plan, replace(plan, entries=tuple(replace(e, chosen=e.plain, others={}) for e in plan.entries))):
         one.save(run.plan)
-        page = html.unescape(write_report(run).read_text())
+        page = html.unescape(write_report(run)[0].read_text())
         begin = page[page.index("In short") : page.index("<table")]
         named = re.search("to deploy it with ([^<]*)<", begin)[1]
         assert named == engine or (engine is None and named in runners("eagle3"))
@@ -174,7 +132,7 @@ def test_the_first_lines_have_the_commands_that_deploy(no_pictures, tmp_path, en
     chosen = replace(bench.contender("chosen"), draft=plan[4].draft)
     contenders = (bench.contenders[0], chosen)
     replace(bench, contenders=contenders, inputs=inputs_of(run.plan, run.trace)).save(run.bench_of(4))
-    assert "to deploy it" not in write_report(run).read_text()
+    assert "to deploy it" not in write_report(run)[0].read_text()
 
 
 def alone(run):
@@ -210,14 +168,14 @@ def mixed(run):
 def test_the_page_says_what_was_planned(no_pictures, tmp_path, planned, says, not_there):
     run = make_run(tmp_path, batch_sizes=(1, 4) if planned is mixed else (1,))
     planned(run).save(run.plan)
-    page = html.unescape(write_report(run).read_text())
+    page = html.unescape(write_report(run)[0].read_text())
     assert all(re.search(said, page) for said in says)
     assert not_there not in page
 
 
 def test_the_engines_files_are_those_of_export(no_pictures, tmp_path):
     run = make_run(tmp_path, batch_sizes=(4,))
-    page = html.unescape(write_report(run).read_text())
+    page = html.unescape(write_report(run)[0].read_text())
     for engine in ("medusa", "tensorrt-llm", "tgi"):
         made = export_plan(run.read_plan(), engine)
         assert all(text in page for text in (*made.files.values(), *made.notes))
@@ -225,7 +183,7 @@ def test_the_engines_files_are_those_of_export(no_pictures, tmp_path):
 
 
 def test_a_benchmark_in_another_runtime_is_shown_too(no_pictures, tmp_path):
-    run, hints = make_run(tmp_path, batch_sizes=(4,)), []  # the plan has no entry of batch size 1
+    run = make_run(tmp_path, batch_sizes=(4,))  # the plan has no entry of batch size 1
     bench = Benchmark.load(run.bench_of(4))
     engine = {"name": "transformers <b>", "version": "5.0", "about": "It <i>looks up</i> otherwise."}
     inputs = {run.plan.name: "0" * 64}
@@ -234,13 +192,14 @@ def test_a_benchmark_in_another_runtime_is_shown_too(no_pictures, tmp_path):
     )
     shutil.copy(run.bench_in("transformers"), tmp_path / "bench-before.json")
     (tmp_path / "bench-notes.json").write_text('{"a": 1}')
-    page = html.unescape(write_report(run, hint=hints.append).read_text())
+    path, notes = write_report(run)
+    page = html.unescape(path.read_text())
     assert page.count("Real decoding of") == 2
     assert "by transformers <b> 5.0, 2 rounds" in page
     assert '<p class="note">It <i>looks up</i> otherwise.</p>' in page
     assert "but the benchmark was decoded by transformers <b> 5.0 here" in page
     assert "bench-transformers.json was made from another plan.json" in page
-    assert any("bench-transformers.json" in said and "--engine transformers --run" in said for said in hints)
+    assert any("bench-transformers.json" in said and "--engine transformers --run" in said for said in notes)
     run.bench_in("transformers").write_text("{")
     with pytest.raises(InvalidInput, match="bench-transformers"):
         write_report(run)
@@ -249,7 +208,7 @@ def test_a_benchmark_in_another_runtime_is_shown_too(no_pictures, tmp_path):
 def test_the_search_is_told_with_its_time_limits_and_inputs(no_pictures, tmp_path):
     run = make_run(tmp_path, batch_sizes=(1,))
     pipeline.search(run, budget=8, batch_sizes=(1,))
-    page = html.unescape(write_report(run).read_text())
+    page = html.unescape(write_report(run)[0].read_text())
     origin = page[page.index('id="origin"') :]
     plan = run.read_plan()
     for said in (plan.provenance.time, "budget 8", "shape sibling-closed", plan.provenance.versions["python"]):
@@ -267,7 +226,9 @@ def test_the_search_is_told_with_its_time_limits_and_inputs(no_pictures, tmp_pat
 def test_groups_have_errors(no_pictures, tmp_path):
     run = make_run(tmp_path, batch_sizes=(1,), groups=("a", "b", "c"))
     page = (
-        html.unescape(write_report(run).read_text()).partition("The chosen tree by group")[2].partition("</table>")[0]
+        html.unescape(write_report(run)[0].read_text())
+        .partition("The chosen tree by group")[2]
+        .partition("</table>")[0]
     )
     rows = [re.findall(r"<td[^>]*>([^<]*)</td>", row) for row in page.split("<tr>")[2:]]
     assert [row[2] for row in rows] == ["6"] * 3
@@ -279,7 +240,7 @@ def test_groups_have_errors(no_pictures, tmp_path):
 def test_the_same_run_gives_the_same_bytes(no_pictures, tmp_path):
     """Pictures do too: see `test_figure_drawings`."""
     run = make_run(tmp_path)
-    assert write_report(run).read_bytes() == write_report(run).read_bytes()
+    assert write_report(run)[0].read_bytes() == write_report(run)[0].read_bytes()
 
 
 def test_a_calibration_with_damaged_notes_is_named(no_pictures, tmp_path):
@@ -302,7 +263,7 @@ def test_a_rule_that_changes_the_text_is_named_with_what_it_costs(no_pictures, t
     replace(run.read_plan(), acceptance=acceptance).save(run.plan)
     bench = Benchmark.load(run.bench_of(1))
     ruled(bench, acceptance).save(run.bench_of(1))
-    page = html.unescape(write_report(run).read_text())
+    page = html.unescape(write_report(run)[0].read_text())
     summary = page[page.index('id="summary"') : page.index('id="batch-size-1"')]
     option = option_of(acceptance)
     assert f"Guesses are accepted by {option}" in summary
@@ -333,12 +294,12 @@ def browser():
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    return write_report(make_run(tmp_path_factory.mktemp("run")))
+    return write_report(make_run(tmp_path_factory.mktemp("run")))[0]
 
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
-    return write_report(make_run(tmp_path_factory.mktemp("run"), text=EVIL + CONTROLS, batch_sizes=(1,)))
+    return write_report(make_run(tmp_path_factory.mktemp("run"), text=EVIL + CONTROLS, batch_sizes=(1,)))[0]
 
 
 @pytest.fixture

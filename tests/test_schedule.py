@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.engine_rows import READERS
-from tests.test_bench_table import at_speed
-from tests.test_figures import some_bench
+from tests.helpers.runs import at_speed, some_bench
 from treeopt.cli import cli
 from treeopt.engines.plans import ExportOptions
 from treeopt.errors import InvalidInput

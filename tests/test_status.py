@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.test_figures import long_trace, some_bench, some_profile
+from tests.helpers.runs import long_trace, some_bench, some_profile
 from treeopt.pipeline import search
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import inputs_of

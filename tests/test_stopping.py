@@ -5,8 +5,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from tests.test_bench_table import shown
-from tests.test_figures import some_bench
+from tests.helpers.runs import shown, some_bench
 from treeopt.files.journal import Journal
 from treeopt.records.benchmark import LOOKS, Benchmark, loses_by_far
 from treeopt.records.contender import Contender

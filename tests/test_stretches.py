@@ -29,7 +29,7 @@ from treeopt.runtime.stepper import PLAIN, STRETCH, Pass, Stepper, StretchVisits
 from treeopt.trees.tree import Tree
 
 from .conftest import treeopt
-from .test_report import make_run
+from .helpers.runs import make_run
 
 CHAINS = [Tree.chain(n) for n in (1, 3, 8)]
 

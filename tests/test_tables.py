@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from tests.test_figures import long_trace, some_bench, some_profile
+from tests.helpers.runs import long_trace, some_bench, some_profile
 from treeopt.cli import cli
 from treeopt.cli.declared import GROUPS
 from treeopt.engines.registry import ENGINES

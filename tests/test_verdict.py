@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.test_bench_table import at_speed, shown
-from tests.test_figures import long_trace, some_bench, some_plan, some_profile
-from tests.test_report import make_run
+from tests.helpers.runs import at_speed, long_trace, make_run, shown, some_bench, some_plan, some_profile
 from treeopt import pipeline
 from treeopt.engines.plans import ExportOptions
 from treeopt.errors import InvalidInput
@@ -196,7 +194,7 @@ def test_a_benchmark_says_nothing_against_a_plan_for_another_runtime(run):
     assert list(written.notes[: len(against)]) == against
     assert "Speculation is slower" not in " ".join(written.notes)
     assert Inputs(run).benches() == {}
-    page = write_report(run).read_text()
+    page = write_report(run)[0].read_text()
     assert "Speculation is slower" not in page
     assert "for steps timed in vllm. Decoded here it is 0.90 times as fast" in page
 
@@ -218,13 +216,13 @@ def test_an_export_begins_with_what_speaks_against_its_tree(run):
 
 def test_the_report_shows_a_loss_in_the_colour_and_place_of_a_gain(run):
     decoded(run, 0.9)
-    page = write_report(run).read_text()
+    page = write_report(run)[0].read_text()
     card = page.partition('class="card"')[2].partition("</a>")[0]
     assert 'class="lost">0.90×' in card
     assert card.index("Speculation is slower") < card.index("is slower than plain decoding: 0.90")
     assert "Speculation is slower" in page[page.index("For the engine") :]
     decoded(run, 1.5)
-    page = write_report(run).read_text()
+    page = write_report(run)[0].read_text()
     assert 'class="lost"' not in page
     assert "Speculation" not in page
 

@@ -57,10 +57,9 @@ def report(run: RunDirectory, as_json: bool) -> None:
         treeopt report
     """
     from treeopt.report.page import write_report
-    from treeopt.report.terminal import note
 
-    path = write_report(run, hint=note)
-    show_result({"files": [str(path)]}, str(path), as_json)
+    path, notes = write_report(run)
+    show_files([path], notes, as_json)
 
 
 @command(writes=False)

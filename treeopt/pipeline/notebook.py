@@ -1,12 +1,15 @@
-"""What results look like in a notebook: the tables of the terminal as HTML, and pictures as matplotlib figures."""
+"""What results look like where they are printed and in a notebook: tables as text and HTML, pictures as figures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, RenderableType
+from rich.segment import Segment
 
 from treeopt.arms.gate import Gate
 from treeopt.engines.plans import ExportOptions
@@ -32,7 +35,6 @@ from treeopt.report.tables import calibration_table, score_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from rich.console import RenderableType
 
 WIDTH = 120  # characters
 STYLE = "overflow-x:auto;white-space:pre;line-height:normal;font-family:Menlo,'DejaVu Sans Mono',Consolas,monospace"
@@ -54,16 +56,24 @@ TABLES: dict[type, Callable[[Any], RenderableType]] = {
 }
 
 
+def _segments(record: Any, width: int) -> Iterator[Segment]:
+    """The table of a record on lines of so many characters; no name in it moves a cursor."""
+    console = Console(file=StringIO(), width=width, highlight=False, markup=False, force_jupyter=False)
+    for segment in console.render(TABLES[type(record)](record)):
+        yield Segment(printable(segment.text), segment.style)
+
+
+def text(record: Any) -> str:
+    """The table as the command prints it on 80 columns."""
+    return "".join(segment.text for segment in _segments(record, 80)).rstrip()
+
+
 def html(record: Any) -> str:
     """The table as an HTML element: every text escaped, whatever a file brought in; bold is all that is kept of style."""
-    from rich.console import Console
-
-    console = Console(file=StringIO(), width=WIDTH, highlight=False, markup=False, force_jupyter=False)
     parts = []
-    for segment in console.render(TABLES[type(record)](record)):
+    for segment in _segments(record, WIDTH):
         bold = segment.style is not None and segment.style.bold and segment.text.strip()
-        text = escape(printable(segment.text))
-        parts.append(f"<b>{text}</b>" if bold else text)
+        parts.append(f"<b>{escape(segment.text)}</b>" if bold else escape(segment.text))
     return f'<pre style="{STYLE}">{"".join(parts)}</pre>'
 
 

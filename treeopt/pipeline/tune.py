@@ -170,7 +170,7 @@ def _plan(
     unknown.append(_between(calibration, length, *max(timed.items())[1]))
     try:
         search(run, engine=stretch.engine, batch_sizes=list(timed), measured_only=True)
-        note(f"The report is in {write_report(run)}.")
+        note(f"The report is in {write_report(run)[0]}.")
         return export(run, stretch.engine)[1].command
     except TreeoptError as error:
         unknown.append(f"No launch options were written. {error}")

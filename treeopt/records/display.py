@@ -1,4 +1,4 @@
-"""Results show themselves in a notebook, and draw pictures of themselves.
+"""Results show themselves where they are printed and in a notebook, and draw pictures of themselves.
 
 Records lie below the rooms that make tables, pictures and an engine's files, and import none of them. `treeopt` registers
 a viewer, the module that has them. It is imported when something is shown.
@@ -62,9 +62,13 @@ def one_line(record: Any) -> str:
 
 
 class Displayed:
-    """A result that shows itself in a notebook."""
+    """A result that shows itself as the table of its command: `print` as text, a notebook as HTML."""
 
     __repr__ = one_line
+
+    def __str__(self) -> str:
+        text: str = viewer().text(self)
+        return text
 
     def _repr_html_(self) -> str:
         html: str = viewer().html(self)

@@ -99,6 +99,11 @@ class PlanEntry:
         return draft_tree(best.draft) if best else ROOT
 
     @property
+    def speedup(self) -> Estimate | None:
+        """Tokens per second of the chosen draft over plain decoding's; None where no latency is known."""
+        return self.chosen.speedup
+
+    @property
     def speculates(self) -> bool:
         """Whether more than plain decoding was chosen."""
         return self.chosen.size > 1

@@ -4,7 +4,7 @@ What is shown is computed here as small records; templates/report.html.j2 lays i
 text. The page loads nothing, and its own policy lets no script run.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -138,12 +138,11 @@ class Section:
         return f"{chosen.speedup:.2f}×", f"{said}. {here}"
 
 
-def write_report(
-    run: RunDirectory, *, hint: Callable[[str], object] = str, drawn: Sequence[Picture | str] | None = None
-) -> Path:
-    """Write ``report.html`` from whatever files the run has, and return its path.
+def write_report(run: RunDirectory, *, drawn: Sequence[Picture | str] | None = None) -> tuple[Path, list[str]]:
+    """Write ``report.html`` from whatever files the run has: (its path, notes).
 
-    hint  : gets a sentence on everything that is missing, with the command that makes it
+    Notes name what is missing or stale, with the command that makes it.
+
     drawn : pictures of this run that need not be drawn again
 
     Raises InvalidInput where the run has no plan.
@@ -192,11 +191,9 @@ def write_report(
         skipped=list(dict.fromkeys(left_out)),
     )
     writing.write_text(run.report, page)
-    for said, command in old.items():
-        hint(f"{said} Make it again with: {command}")
-    for missing in filter(None, [*(s.missing for s in sections), *(p for p in drawn if isinstance(p, str))]):
-        hint(missing)
-    return run.report
+    missing = [section.missing for section in sections if section.missing]
+    notes = [f"{sentence} Make it again with: {command}" for sentence, command in old.items()]
+    return run.report, [*notes, *missing, *(picture for picture in drawn if isinstance(picture, str))]
 
 
 def _drawing(picture: Picture, plan: Plan, prefix: str) -> str:

@@ -54,13 +54,13 @@ def accuracy_chart(calibration: Calibration, *, ranks: int = MAX_RANK + 1) -> Ch
         "hollow marks at the lower edge: 0" if ranks > 1 and (single.value == 0).any() else None,
     )
     if ranks == 1:
-        line = single[:, 0].over("", np.arange(1, heads + 1), **style.series(0))
+        line = single[:, 0].over("", np.arange(1, heads + 1), **style.KINDS["measured"])
         panel = Panel([line], guesser, of, scale="whole", xlim=(0.5, heads + 0.5), ylim=(0, 1.02))
-        return Chart(f"How often {right}, by {guesser}", caption, [[panel]], legend=None)
+        return Chart(f"How often {right}, by {guesser}", caption, [panel])
     dodge = (np.arange(heads) - (heads - 1) / 2) * min(0.4 / max(heads - 1, 1), 0.1)
     singles, among = [], []
-    for k in range(heads):
-        look, x = style.series(k), np.arange(ranks) + dodge[k]
+    for k, look in enumerate(style.each(heads, "measured")):
+        x = np.arange(ranks) + dodge[k]
         never = single.value[k] == 0  # a logarithmic axis has no place for 0
         singles.append(single[k, ~never].over("", x[~never], **look))
         hollow = {**look, "linestyle": "none", "markerfacecolor": "white"}
@@ -71,7 +71,7 @@ def accuracy_chart(calibration: Calibration, *, ranks: int = MAX_RANK + 1) -> Ch
         Panel(singles, xlabel, of, "At this rank", "whole", log=True, xlim=(-0.5, last)),
         Panel(among, "k candidates", of, title, "whole", xlim=(0.5, last + 1), ylim=(0, 1.02)),
     ]
-    return Chart(f"How often {right}, by rank", caption, [panels], guesser)
+    return Chart(f"How often {right}, by rank", caption, panels, guesser)
 
 
 def groups_chart(groups: Mapping[str, Mapping[str, Any]], info: Mapping[str, Any] | None = None) -> Chart:
@@ -80,7 +80,7 @@ def groups_chart(groups: Mapping[str, Mapping[str, Any]], info: Mapping[str, Any
     groups : a calibration's, name to hits (K x R), trials (K) and sequences; ``info`` is all that it says
     """
     info = info or {}
-    guesser, right, share, of = _words(info)
+    guesser, right, share, _ = _words(info)
     try:
         hits = np.stack([np.asarray(group["hits"])[:, 0] for group in groups.values()])
         trials = np.stack([np.asarray(group["trials"]) for group in groups.values()])
@@ -91,16 +91,25 @@ def groups_chart(groups: Mapping[str, Mapping[str, Any]], info: Mapping[str, Any
         raise InvalidInput(f"A calibration's groups need hits and trials of every head: {error!r}.") from None
     heads, y = hits.shape[1], np.arange(len(found))
     dodge = (np.arange(heads) - (heads - 1) / 2) * min(0.68 / max(heads - 1, 1), 0.15)
-    rows = [f"{style.short(name)} ({n})" for (name, _), n in zip(found, sequences, strict=True)]
+    rows = [f"{style.short(name, 18)} ({n})" for (name, _), n in zip(found, sequences, strict=True)]
     named: Look = {"rows": rows, "height": max(HEIGHT, len(rows) * max(0.3, 0.06 * heads))}
-    marks = [top1[:, k].along(str(k + 1), y + dodge[k], **style.series(k)) for k in range(heads)]
-    panels = [Panel(marks, f"{share} [{of}]", "group (sequences)", xlim=(0, None), width=3, **named)]
+    looks = style.each(heads, "measured")
+    marks = [top1[:, k].along(str(k + 1), y + dodge[k], **looks[k]) for k in range(heads)]
+    panels = [Panel(marks, share, "group (sequences)", xlim=(0, None), **named)]
     rates, errors = ([group.get(name) for _, group in found] for name in ("tokens_per_step", "tokens_per_step_stderr"))
     if None not in rates:
         known = Estimates.of(map(Estimate, rates, errors))
         low, high = min(1.0, float(known.ends.min())), float(known.ends.max())
-        marks = [known.along("", y, color="black", marker="D")]
-        panels.append(Panel(marks, "tokens per step", xlim=(low, low + 1.08 * max(high - low, 0.1)), **named))
+        marks = [known.along("", y, **style.KINDS["predicted"])]
+        panels.append(
+            Panel(
+                marks,
+                "tokens per step, held out",
+                "group (sequences)",
+                xlim=(low, low + 1.08 * max(high - low, 0.1)),
+                **named,
+            )
+        )
     counted = f"{count(int(trials.max(1).sum()), 'state')} of {count(sum(sequences), 'sequence')}"
     title = f"How often {right}, by group of prompts"
-    return Chart(title, style.about(info, counted, INTERVALS), [panels], guesser)
+    return Chart(title, style.about(info, counted, INTERVALS), panels, guesser)

@@ -11,16 +11,10 @@ from treeopt.records.estimate import Estimate
 from treeopt.records.origins import Provenance
 from treeopt.report.figures import style
 from treeopt.report.figures.chart import Chart, Estimates, Panel, Series, plain_line, wilson
-from treeopt.report.figures.style import Look
 from treeopt.report.verdict import CONTENDERS
 from treeopt.report.wording import count
 
-OVER = "over plain decoding"
-LOOKS = {  # colour, marker, hatch
-    "predicted": (style.ORANGE, "D", "///"),
-    "replayed": (style.BLUE, "s", ""),
-    "measured": (style.VERMILLION, "o", "..."),
-}
+HATCHES = {"predicted": "///", "replayed": "", "measured": "..."}
 
 
 def accepted_chart(bench: Benchmark) -> Chart:
@@ -29,16 +23,15 @@ def accepted_chart(bench: Benchmark) -> Chart:
     Raises OutOfRange where the benchmark has none of them.
     """
     of = bench.contender("chosen")
-    kinds = ("predicted", "replayed", "measured")
-    counted = zip(kinds, map(np.array, (of.predicted_accepted, of.replayed_accepted, of.accepted)), strict=True)
+    counted = zip(style.KINDS, map(np.array, (of.predicted_accepted, of.replayed_accepted, of.accepted)), strict=True)
     known = {kind: counts.astype(float) for kind, counts in counted if counts.sum()}
     if not known:
         raise OutOfRange("The benchmark did not count accepted guesses. Measure again with: treeopt bench")
     width, series = 0.8 / len(known), []
     for i, (kind, counts) in enumerate(known.items()):
-        share, (colour, _, hatch) = wilson(counts, counts.sum()), LOOKS[kind]
+        share, colour = wilson(counts, counts.sum()), style.KINDS[kind]["color"]
         places = np.arange(len(counts))
-        look = {"width": width, "color": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
+        look = {"width": width, "color": colour, "hatch": HATCHES[kind], "edgecolor": "white", "linewidth": 0.5}
         ends = share.ends if kind == "measured" else None
         label = f"{kind}\n({share.value @ places:.2f} a step)"
         series.append(Series(label, places + (i - (len(known) - 1) / 2) * width, share.value, ends, look, "bar"))
@@ -50,7 +43,7 @@ def accepted_chart(bench: Benchmark) -> Chart:
     )
     lengths = [str(n) for n in range(max(map(len, known.values())))]
     title = f"Accepted guesses per step: {CONTENDERS['chosen']}"
-    return Chart(title, caption, [[Panel(series, "accepted guesses in a step", "share of steps", scale=lengths)]])
+    return Chart(title, caption, [Panel(series, "accepted guesses in a step", "share of steps", scale=lengths)])
 
 
 def _about(bench: Benchmark) -> str:
@@ -66,40 +59,46 @@ def _about(bench: Benchmark) -> str:
 
 def contenders_chart(bench: Benchmark) -> Chart:
     """Speedups with their 95 % intervals, and tokens per step predicted, replayed and measured; below them the groups."""
-    cs = bench.contenders
-    rows = [f"{style.short(CONTENDERS.get(c.name, c.name), 24)} ({c.size}{', stopped' * c.stopped})" for c in cs]
+    contenders = bench.contenders
+    rows = []
+    for contender in contenders:
+        size = f"{contender.size}, stopped" if contender.stopped else str(contender.size)
+        rows.append(f"{style.short(CONTENDERS.get(contender.name, contender.name))} ({size})")
     rates: dict[str, list[float | None]] = {
-        "predicted": [c.predicted.tokens_per_step for c in cs],
-        "replayed": [c.replayed_tokens_per_step for c in cs],
-        "measured": [c.tokens_per_step for c in cs],
+        "predicted": [contender.predicted.tokens_per_step for contender in contenders],
+        "replayed": [contender.replayed_tokens_per_step for contender in contenders],
+        "measured": [contender.tokens_per_step for contender in contenders],
     }
     marks = []
     for i, (kind, values) in enumerate(rates.items()):
-        look = {"marker": LOOKS[kind][1], "color": LOOKS[kind][0], "linestyle": "none"}
-        x = [rate for rate in values if rate is not None]
-        y = [row + (i - 1) * 0.2 for row, rate in enumerate(values) if rate is not None]
-        marks += [Series(kind, x, y, look=look)] if x else []
-    height, speedups = max(2.2, 0.34 * len(cs) + 0.6), [None if c.stopped else bench.speedup(c.name) for c in cs]
-    left = Panel(_ratios(speedups), OVER, "contender (rows per step)", "Speedup", rows=rows, **_to(speedups, height))
-    panels = [[left, Panel(marks, "tokens per step", title="Tokens per step", rows=rows, height=height)]]
-    if groups := bench.groups if "chosen" in [c.name for c in cs] else []:
+        known = [(row + (i - 1) * 0.2, rate) for row, rate in enumerate(values) if rate is not None]
+        if known:
+            y, x = zip(*known, strict=True)
+            marks.append(Series(kind, x, y, look={**style.KINDS[kind], "linestyle": "none"}))
+    speedups = [None if contender.stopped else bench.speedup(contender.name) for contender in contenders]
+    names = "contender (rows per step)"
+    panels = [
+        _speedups("Speedup", names, rows, speedups),
+        Panel(marks, "tokens per step", names, "Tokens per step", rows=rows, height=_height(rows)),
+    ]
+    if groups := bench.groups if "chosen" in [contender.name for contender in contenders] else []:
         found = [bench.speedup("chosen", group=group) for group in groups]
-        names, size = [style.short(group or "(no group)") for group in groups], _to(found, 0.8 + 0.22 * len(groups))
-        title = "Speedup of the chosen tree by group"
-        panels.append([Panel(_ratios(found), OVER, "group", title, rows=names, **size)])
+        rows = [style.short(group or "(no group)") for group in groups]
+        panels.append(_speedups("Chosen tree by group", "group", rows, found))
     sure = all(ratio is None or ratio.low is not None for ratio in speedups)
     bar = "95 % interval over blocks of prompts" if sure else "too few blocks of prompts for intervals"
     return Chart("Real decoding", style.sentence(_about(bench), bar), panels)
 
 
-def _to(ratios: Sequence[Estimate | None], height: float) -> Look:
-    top = max([1.0, *(ratio.high or ratio for ratio in ratios if ratio)])
-    return {"xlim": (0, 1.06 * top), "height": height}
+def _height(rows: Sequence[str]) -> float:
+    return 0.7 + 0.28 * len(rows)
 
 
-def _ratios(ratios: Sequence[Estimate | None]) -> list[Series]:
-    """One mark a row, from the top; a row without a ratio stays empty."""
-    known = [(row, ratio) for row, ratio in enumerate(ratios) if ratio is not None]
-    marks = Estimates.of(ratio for _, ratio in known)
-    look = {"color": style.BLUE, "marker": "o", "markersize": 5, "elinewidth": 2}
-    return [marks.along("", [row for row, _ in known], **look), plain_line(1.0)]
+def _speedups(title: str, of: str, rows: Sequence[str], ratios: Sequence[Estimate | None]) -> Panel:
+    """A mark in each row that has a ratio, from the top."""
+    known = {row: ratio for row, ratio in enumerate(ratios) if ratio is not None}
+    look = {**style.KINDS["measured"], "markersize": 5, "elinewidth": 2}
+    marks = Estimates.of(known.values()).along("", list(known), **look)
+    most = max([1.0, *(ratio.high or ratio for ratio in known.values())])
+    series = [marks, plain_line(1.0)]
+    return Panel(series, "times plain (dashed)", of, title, rows=rows, xlim=(0, 1.06 * most), height=_height(rows))

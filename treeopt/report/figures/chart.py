@@ -1,6 +1,7 @@
 """A chart as plain data: panels of series, each with its points. One function, `draw`, makes the picture of any chart.
 
-A figure's module computes a `Chart`; so its numbers can be used and tested without a drawing.
+A figure's module computes a `Chart`; so its numbers can be used and tested without a drawing. Panels stand below each
+other, since a phone shows no two side by side.
 
 n points of a series
 """
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-HEIGHT = 3.5  # inches of a panel
+HEIGHT = 2.4  # inches of a panel
+LEGEND = 60  # characters of a line of the legend
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +92,7 @@ def wilson(hits: ArrayLike, trials: ArrayLike) -> Estimates:
 
 def plain_line(at: float, color: str = style.BLACK) -> Series:
     """A dashed line across a panel at what plain decoding reaches."""
-    look = {"color": color, "linestyle": (0, (2, 3)), "linewidth": 0.9, "zorder": 1}
+    look = {"color": color, "linestyle": (0, (5, 3)), "linewidth": 0.9, "zorder": 1}
     return Series("", [], [at], look=look, kind="across")
 
 
@@ -102,6 +104,7 @@ class Panel:
     rows       : names of places at the left, the first on top; intervals then lie along the axis below
     log        : whether the axis at the left is logarithmic
     xlim, ylim : ends of the axes, None for where the data ends
+    height     : inches
     """
 
     series: Sequence[Series]
@@ -114,7 +117,6 @@ class Panel:
     xlim: tuple[float | None, float | None] = (None, None)
     ylim: tuple[float | None, float | None] = (None, None)
     height: float = HEIGHT
-    width: float = 1.0
 
     def __getitem__(self, label: str) -> Series:
         return next(one for one in self.series if one.label == label)
@@ -122,44 +124,36 @@ class Panel:
 
 @dataclass(frozen=True, eq=False)
 class Chart:
-    """Panels in rows below a title; the caption says how much was measured and of what.
+    """Panels below a title; the caption says how much was measured and of what.
 
-    legend : its title; None for a chart without a legend
+    legend : its title
     """
 
     title: str
     caption: str
-    panels: Sequence[Sequence[Panel]]
-    legend: str | None = ""
-
-    def __getitem__(self, number: int) -> Panel:
-        """One of all panels, counted as one reads."""
-        return [panel for row in self.panels for panel in row][number]
+    panels: Sequence[Panel]
+    legend: str = ""
 
 
 @style.look()
 def draw(chart: Chart) -> Figure:
-    """The picture of a chart; what its series are called stands above the panels, at the left, where a phone shows it."""
-    heights = [max(panel.height for panel in row) for row in chart.panels]
-    series = [one for row in chart.panels for panel in row for one in panel.series]
-    labels = [] if chart.legend is None else list(dict.fromkeys(one.label for one in series if one.label))
+    """The picture of a chart; what its series are called stands above the panels."""
+    heights = [panel.height for panel in chart.panels]
+    handles: Look = {}
+    labels = list(dict.fromkeys(one.label for panel in chart.panels for one in panel.series if one.label))
     longest = max((len(line) for label in labels for line in label.split("\n")), default=0)
-    columns = max(1, min(len(labels), 56 // (10 + longest)))  # half of the picture's width
-    above = 0.2 * -(-len(labels) // columns)
-    figure = style.blank(height=max(style.SIZE_INCHES[1], 1.0 + sum(heights)) + above)
+    columns = max(1, LEGEND // (10 + longest))
+    figure = style.blank(height=0.9 + sum(heights) + 0.2 * -(-len(labels) // columns))
     body = figure.add_subfigure(figure.add_gridspec()[0])  # below the title, with a legend of its own
-    widths = [panel.width for panel in chart.panels[0]]
-    grid = body.add_gridspec(len(heights), len(widths), height_ratios=heights, width_ratios=widths)
-    named: Look = {}
-    for i, row in enumerate(chart.panels):
-        for j, panel in enumerate(row):
-            axes = body.add_subplot(grid[i, :] if len(row) == 1 else grid[i, j])
-            for one in panel.series:
-                named.setdefault(one.label, _add(axes, one, across=bool(panel.rows)))
-            _finish(axes, panel, names_rows=j == 0)
+    stacked = body.subplots(len(heights), squeeze=False, height_ratios=heights)[:, 0]
+    for axes, panel in zip(stacked, chart.panels, strict=True):
+        for one in panel.series:
+            handles.setdefault(one.label, _add(axes, one, across=bool(panel.rows)))
+        _finish(axes, panel)
     if labels:
-        handles, look = [named[label] for label in labels], {"alignment": "left", "handlelength": 3, "borderpad": 0.0}
-        body.legend(handles, labels, title=chart.legend or None, ncols=columns, loc="outside upper left", **look)
+        look: Look = {"alignment": "left", "handlelength": 3, "borderpad": 0.0, "ncols": columns}
+        named = [handles[label] for label in labels]
+        body.legend(named, labels, title=chart.legend or None, loc="outside upper left", **look)
     body.align_ylabels()
     style.heading(figure, chart.title, chart.caption)
     return figure
@@ -174,7 +168,7 @@ def _add(axes: Axes, one: Series, *, across: bool) -> Any:
     if one.kind == "area":
         return axes.fill_between(x, *ends, **one.look)
     if one.kind == "edge":
-        edge: Look = {"transform": axes.get_xaxis_transform(), "clip_on": False, "zorder": 3}
+        edge: Look = {"transform": axes.get_xaxis_transform(), "clip_on": False, "zorder": 3, "in_layout": False}
         return axes.plot(x, np.zeros(len(x)), **edge, **one.look)[0]
     errors = np.abs(ends - (x if across and one.ends is not None else y))
     bars: Look = {"xerr" if across else "yerr": errors if np.nan_to_num(errors).any() else None}
@@ -183,17 +177,17 @@ def _add(axes: Axes, one: Series, *, across: bool) -> Any:
     return axes.errorbar(x, y, **bars, **{"elinewidth": 0.8, **one.look})
 
 
-def _finish(axes: Axes, panel: Panel, *, names_rows: bool) -> None:
+def _finish(axes: Axes, panel: Panel) -> None:
+    """Scales, ticks and names of the axes."""
     if panel.log:
         axes.set_yscale("log")
-    axes.set(title=panel.title, ylabel=panel.ylabel, xlim=panel.xlim, ylim=panel.ylim)
+    axes.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel, xlim=panel.xlim, ylim=panel.ylim)
     if panel.log:
         style.log_axis(axes)
     if panel.rows:
         axes.set_yticks(range(len(panel.rows)), map(printable, panel.rows))
         axes.set_ylim(len(panel.rows) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
-        axes.tick_params(labelleft=names_rows)
         for row in range(0, len(panel.rows), 2):
             axes.axhspan(row - 0.5, row + 0.5, color="#F4F4F4", zorder=-1)
     if panel.scale == "sizes":
@@ -207,4 +201,3 @@ def _finish(axes: Axes, panel: Panel, *, names_rows: bool) -> None:
     for axis in (axes.xaxis, axes.yaxis):
         if axis.get_scale() == "linear" and axis.get_view_interval()[1] >= 1000:
             axis.set_major_formatter(lambda value, _: f"{value:,g}")
-    axes.set_xlabel(panel.xlabel)

@@ -47,7 +47,8 @@ def sizes_chart(record: Accuracies, limits: Limits = LIMITS) -> Chart:
     source = source_of(record)
     depth = limits.depth(source.num_heads)
     held_out = source.crossfit(replace(limits, max_depth=depth, shape=Limits.shape))
-    look, shade = {**style.series(0), "markevery": 0.15}, {"color": style.BLUE, "alpha": 0.15, "linewidth": 0}
+    look = {**style.KINDS["predicted"], "markevery": 0.15}
+    shade = {"color": style.ORANGE, "alpha": 0.25, "linewidth": 0}
     sizes, rates = held_out.grown.sizes, held_out.tokens_per_step
     ends = np.quantile(drawn(held_out.every), [0.025, 0.975], axis=1)
     series = [
@@ -58,7 +59,7 @@ def sizes_chart(record: Accuracies, limits: Limits = LIMITS) -> Chart:
     published = published_tree().cut(max_depth=depth)
     star = {"marker": "*", "markersize": 10, "color": "black", "linestyle": "none"}
     others = (
-        ("chains of top-1", chains, style.series(4)),
+        ("chains of top-1", chains, style.series(3)),
         (PUBLISHED, [published] if len(published) <= limits.budget else [], star),
     )
     for name, trees, look in others:
@@ -74,7 +75,7 @@ def sizes_chart(record: Accuracies, limits: Limits = LIMITS) -> Chart:
         "shaded: 95 % interval",
     )
     panel = Panel(series, ROWS, "tokens per step", scale="sizes", ylim=(0.95, None))
-    return Chart("Tokens per step over tree size", caption, [[panel]])
+    return Chart("Tokens per step over tree size", caption, [panel])
 
 
 def throughput_chart(plan: Plan) -> Chart:
@@ -86,8 +87,8 @@ def throughput_chart(plan: Plan) -> Chart:
     if not drawn:
         raise OutOfRange("The plan has no latencies. Make them with: treeopt profile, then treeopt search")
     left, right = list[Series](), [plain_line(1.0)]
-    for i, entry in enumerate(drawn):
-        look, plain = {**style.series(i), "marker": ""}, entry.plain.tokens_per_s
+    for entry, series in zip(drawn, style.each(len(drawn), "predicted"), strict=True):
+        look, plain = {**series, "marker": ""}, entry.plain.tokens_per_s
         left += _curve(entry, 1.0, look)
         if plain:
             right += _curve(entry, plain, look)
@@ -97,7 +98,7 @@ def throughput_chart(plan: Plan) -> Chart:
     ylim = (None if log else 0, None)
     panels = [
         Panel(left, ROWS, "tokens per second", "Throughput (dashed: plain)", "sizes", log=log, ylim=ylim),
-        Panel(right, ROWS, "speedup", "Over plain decoding", "sizes"),
+        Panel(right, ROWS, "speedup", "Over plain decoding (dashed)", "sizes"),
     ]
     sequences = plan.entries[0].basis.sequences
     contexts = [e.context_tokens for e in drawn if e.context_tokens is not None]
@@ -110,7 +111,7 @@ def throughput_chart(plan: Plan) -> Chart:
         style.rule(plan.acceptance),
         "★ chosen; bar and shade: 95 % intervals; broad: tied sizes",
     )
-    return Chart("Throughput over tree size", caption, [panels[1:] if plan.part else panels], "batch size")
+    return Chart("Throughput over tree size", caption, panels[1:] if plan.part else panels, "batch size")
 
 
 def _curve(entry: PlanEntry, unit: float, look: dict[str, object]) -> list[Series]:
@@ -150,9 +151,9 @@ def latency_chart(profile: LatencyProfile) -> Chart:
     """Medians of the measured steps, repeated timings pooled: milliseconds, and the ratio to a plain step."""
     left, right = list[Series](), [plain_line(1.0)]
     deepest, depths, every = 0, set[int](), list[float]()
-    for i, setting in enumerate(profile.settings):
+    for setting, series in zip(profile.settings, style.each(len(profile.settings), "measured"), strict=True):
         line, others = _trees(profile, *setting)
-        measured, look = Measurements.at(profile, setting), {**style.series(i), "linestyle": "none"}
+        measured, look = Measurements.at(profile, setting), {**series, "linestyle": "none"}
         plain, latencies, sizes = measured.plain, measured.latencies(), [size for size, _ in line]
         steps = [latencies[Cost(FIXED, *tree)] for tree in line]
         ms, error = np.array([step.ms for step in steps]), np.array([step.stderr_ms for step in steps])
@@ -175,11 +176,11 @@ def latency_chart(profile: LatencyProfile) -> Chart:
     ylim = (None if log else 0, None)
     panels = [
         Panel(left, ROWS, "step latency [ms]", "One step (dashed: plain)", "sizes", log=log, ylim=ylim),
-        Panel(right, ROWS, "overhead", "Over a plain step", "sizes", ylim=(0, None)),
+        Panel(right, ROWS, "overhead", "Over a plain step (dashed)", "sizes", ylim=(0, None)),
     ]
     note = f"medians, 95 % intervals, of trees as deep as their rows allow, {deepest} at most"
-    note += "; grey marks: shallower ones" if depths else ""
-    return Chart("What a decoding step costs", style.sentence(_caption(profile), note), [panels])
+    note += "; pale marks: shallower ones" if depths else ""
+    return Chart("What a decoding step costs", style.sentence(_caption(profile), note), panels)
 
 
 def _timed(label: str, sizes: Sequence[int], values: FloatArray, errors: FloatArray, look: Look) -> Series:

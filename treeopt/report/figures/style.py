@@ -1,8 +1,9 @@
 """One look for all figures, and how a figure becomes PNG or SVG.
 
-Series differ in colour (Okabe and Ito's, safe for the colour-blind), marker and line style at once.
-Every figure has a title, and below it a line that says how much was measured and of what. Nothing here
-touches matplotlib's global state: `look` restores the settings that it changes.
+Series differ in colour (Okabe and Ito's, safe for the colour-blind), marker and line style at once. What is predicted,
+replayed and measured has a colour of its own in every figure and in the report. Every figure has a title, and below it a
+line that says how much was measured and of what. A figure is as wide as a phone shows it. Nothing here touches matplotlib's
+global state: `look` restores the settings that it changes.
 """
 
 from __future__ import annotations
@@ -27,19 +28,24 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SIZE_INCHES = (7.0, 4.5)
+SIZE_INCHES = (3.9, 3.2)
 DPI = 150
 FORMATS = ("png", "svg")
 
 BLUE, VERMILLION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY, BLACK, GREY = "#E69F00", "#56B4E9", "#000000", "#888888"
 COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK, GREY)
+SEVERAL = (VERMILLION, PURPLE, SKY, BLACK, GREY)  # for series; the others are those of kinds
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LINES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 SEQUENTIAL = "viridis_r"  # dark is much
 
-
 Look = dict[str, Any]  # options of matplotlib by name
+KINDS: dict[str, Look] = {
+    "predicted": {"color": ORANGE, "marker": "D"},
+    "replayed": {"color": GREEN, "marker": "s"},
+    "measured": {"color": BLUE, "marker": "o"},
+}
 _LOOK: Look = {
     "font.size": 8, "axes.titlesize": 8.5, "axes.titlelocation": "left", "axes.labelsize": 8,
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
@@ -74,16 +80,17 @@ def heading(figure: Figure, title: str, caption: str) -> None:
     """The title above everything, and what was measured below everything, as wide as the figure."""
     width = figure.get_figwidth()  # matplotlib's own wrapping takes dollar signs for formulas
     figure.suptitle(textwrap.fill(title, int(width * 11)), x=0.01, ha="left", fontsize=10, weight="bold")
-    figure.supxlabel(textwrap.fill(caption, int(width * 19)), x=0.01, ha="left", fontsize=6.5, color="#555555")
+    figure.supxlabel(textwrap.fill(caption, int(width * 20)), x=0.01, ha="left", fontsize=6.5, color="#555555")
 
 
 def series(i: int) -> Look:
-    """Colour, marker and line style of the i-th series; no two of the first 32 are alike."""
-    return {
-        "color": COLOURS[i % len(COLOURS)],
-        "marker": MARKERS[i % len(MARKERS)],
-        "linestyle": LINES[(i + i // len(COLOURS)) % len(LINES)],
-    }
+    """Colour, marker and line style of the i-th of several series; no two of the first 40 are alike."""
+    return {"color": SEVERAL[i % len(SEVERAL)], "marker": MARKERS[i % len(MARKERS)], "linestyle": LINES[i % len(LINES)]}
+
+
+def each(count: int, kind: str) -> list[Look]:
+    """Looks of so many series of one kind; a single one has the colour of its kind."""
+    return [{**KINDS[kind], "linestyle": "-"}] if count == 1 else list(map(series, range(count)))
 
 
 def size_axis(axes: Axes, sizes: ArrayLike) -> None:
@@ -109,7 +116,7 @@ def log_axis(axes: Axes) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
 
 
-def short(name: str, most: int = 30) -> str:
+def short(name: str, most: int = 22) -> str:
     """A name that fits beside an axis, its end left out."""
     return name if len(name) <= most else name[: most - 1] + "…"
 

@@ -1,8 +1,7 @@
 """The picture of a tree: where its nodes stand, and how often each is accepted.
 
-The root is at the top; every parent stands over its first child and the most probable child comes
-first, so that decoding mostly runs down the left side. Subtrees are pushed together as far as they go
-without overlapping at any depth.
+The root is at the left; every parent stands beside its likeliest child, so that decoding mostly runs along the top. Every
+leaf has a row of its own, which leaves room for numbers, and which a phone shows without scrolling sideways.
 
 n nodes of the tree
 """
@@ -11,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,18 +29,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MARGIN, MOST_WIDTH = 1.1, 14.0  # inches left for axis and colour bar; of the widest figure
-COLUMN = 0.12  # inches that a column of the layout has at least, up to the widest figure
-LEAST_FONT = 4.0  # points; smaller ranks are left out
-RAREST = 1e-3  # least probability that has a colour of its own; one scale for all trees
-BETWEEN = 0.35  # columns of extra room between two subtrees
+INCHES = (0.15, 0.3)  # of a leaf's row, in a large and in a small tree
+COLUMN, MARGIN = 0.45, 0.5  # inches of a depth at least; of what stands at the left of the root
 
 
 @dataclass(frozen=True, eq=False)
 class TreeData:
     """A tree, laid out, with the probability that each node is accepted in a step.
 
-    columns       : (n,)  horizontal place; the vertical one is ``tree.depths``
+    places        : (n,)  row of each node, from the top; its column is its depth
     probabilities : (n,)  steps in which the node is accepted / steps; 1 for the root
     visits        : (n,)  steps in which the node was accepted; None where they were not counted
     guesser       : what guesses at each depth, head or depth
@@ -51,7 +47,7 @@ class TreeData:
     """
 
     tree: Tree
-    columns: NDArray[np.float64]
+    places: NDArray[np.float64]
     probabilities: NDArray[np.float64]
     tokens_per_step: float
     visits: IntArray | None
@@ -86,33 +82,27 @@ def tree_data(tree: Tree, record: Accuracies, *, in_sample: bool = False) -> Tre
         if about.get("source") == ENGINE_LOG:
             said = f"survival over {count(*source.observed)} that an engine counted"
         rate = float(probabilities.sum())
-    places = columns(tree, probabilities)
-    return TreeData(tree, places, probabilities, rate, visits, steps, style.about(about, said), who)
+    return TreeData(
+        tree, places(tree, probabilities), probabilities, rate, visits, steps, style.about(about, said), who
+    )
 
 
-def columns(tree: Tree, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(n,) horizontal place of every node; nodes of one depth are at least 1 apart.
+def places(tree: Tree, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(n,) row of every node: that of its likeliest child; of a leaf the one below the leaf before it.
 
-    >>> columns(Tree.from_choices([[0], [1], [1, 0], [1, 1]]), np.array([1, 0.2, 0.6, 0.3, 0.1])).tolist()
-    [0.0, 1.0, 0.0, 0.0, 1.0]
+    >>> places(Tree.from_choices([[0], [1], [1, 0], [1, 1]]), np.array([1, 0.2, 0.6, 0.3, 0.1])).tolist()
+    [0.0, 2.0, 0.0, 0.0, 1.0]
     """
-    shift = np.zeros(len(tree))  # from the parent
-    left: dict[int, list[float]] = {}  # outline of the subtree, depth by depth
-    right: dict[int, list[float]] = {}
-    for node in reversed(range(len(tree))):
-        near: list[float] = []  # outline of the children that have their place
-        far: list[float] = []
-        children = np.flatnonzero(tree.parents[1:] == node) + 1
-        for child in sorted(children.tolist(), key=lambda c: (-probabilities[c], tree.ranks[c])):
-            room = [f - n for f, n in zip(far, left[child], strict=False)]
-            x = max([*(r + 1.0 for r in room[:1]), *(r + 1.0 + BETWEEN for r in room[1:])], default=0.0)
-            shift[child] = x
-            near += [x + n for n in left[child][len(near) :]]
-            far = [x + f for f in right[child]] + far[len(right[child]) :]
-        left[node], right[node] = [0.0, *near], [0.0, *far]
-    for node in range(1, len(tree)):
-        shift[node] += shift[tree.parents[node]]
-    return read_only(shift, np.float64)
+    children: dict[int, list[int]] = {node: [] for node in range(len(tree))}
+    for node in sorted(range(1, len(tree)), key=lambda node: (-probabilities[node], tree.ranks[node])):
+        children[int(tree.parents[node])].append(node)
+    rows, leaves, ahead = np.zeros(len(tree)), 0, [0]
+    while ahead:
+        node = ahead.pop()
+        rows[node] = leaves
+        ahead += reversed(children[node])
+        leaves += not children[node]
+    return read_only(rows, np.float64)
 
 
 def node_gid(path: Choice) -> str:
@@ -139,54 +129,52 @@ def titles_of(data: TreeData, gains: Mapping[Choice, float]) -> dict[str, str]:
 @style.look()
 def draw_tree(data: TreeData) -> Figure:
     """Nodes dark where they are often accepted, edges thick where decoding often goes."""
-    from matplotlib.cm import ScalarMappable
     from matplotlib.collections import LineCollection
-    from matplotlib.colors import LogNorm
 
-    tree, span = data.tree, float(data.columns.max()) + 1
-    figure = style.blank(min(max(style.SIZE_INCHES[0], span * COLUMN + MARGIN), MOST_WIDTH))
+    tree, leaves = data.tree, float(data.places.max()) + 1
+    inches = float(np.clip(3.0 / leaves, *INCHES))
+    figure = style.blank(max(style.SIZE_INCHES[0], MARGIN + COLUMN * (1 + tree.depth)), 1.0 + inches * (leaves + 1))
     axes = figure.add_subplot()
-    shade = ScalarMappable(LogNorm(RAREST, 1.0, clip=True), style.SEQUENTIAL)
-    places = np.c_[data.columns, tree.depths.astype(float)]
-    edges = np.stack([places[tree.parents[1:]], places[1:]], 1)
+    points = np.c_[tree.depths.astype(float), data.places]
+    edges = np.stack([points[tree.parents[1:]], points[1:]], 1)
     thick = 0.3 + 3.5 * np.sqrt(data.probabilities[1:])
     axes.add_collection(LineCollection(list(edges), linewidths=thick.tolist(), colors="#B5B5B5", zorder=1))
-    spacing = 72 * (figure.get_figwidth() - MARGIN) / span  # points from column to column
-    labelled = _draw_nodes(axes, data, shade, min(max(0.82 * spacing, 2.0), 15.0))
-    axes.set(xlim=(-0.6, max(span - 0.4, 4)), ylim=(tree.depth + 0.35, -0.35))
-    axes.set_yticks(range(tree.depth + 1), ["root", *map(str, range(1, tree.depth + 1))])
-    axes.set_ylabel("depth (= head that guesses)" if data.guesser == "head" else "depth")
-    axes.xaxis.set_visible(False)
+    _draw_nodes(axes, data, 50 * inches)
+    axes.set(xlim=(-0.3, max(tree.depth, 1) + 0.8), ylim=(leaves - 0.3, -0.8))
+    axes.set_xticks(range(tree.depth + 1), ["root", *map(str, range(1, tree.depth + 1))])
+    axes.set_xlabel("depth (= head that guesses)" if data.guesser == "head" else "depth")
+    axes.yaxis.set_visible(False)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    axes.grid(visible=True, axis="y")
-    if len(tree) > 1:
-        bar = figure.colorbar(shade, ax=axes, fraction=0.03, pad=0.02, extend="min", format=lambda p, _: f"{p:g}")
-        assert bar.solids is not None
-        bar.solids.set_rasterized(False)  # a page takes no image from within an SVG
-        bar.set_label("share of steps in which the node is accepted")
-    title = "Do not speculate: one row, no guess"
+    axes.grid(visible=False)
+    title, meaning = "Do not speculate: one row, no guess", None
     if len(tree) > 1:
         title = f"{len(tree)} rows, depth {tree.depth}, widths {' '.join(map(str, tree.widths()))}"
-    never = "white: never accepted" if (data.probabilities == 0).any() else None
+        meaning = "in a node its rank, beside it the share of steps that accept it"
     rate = f"{data.tokens_per_step:.2f} tokens per step"
-    style.heading(figure, title, style.sentence(rate, data.caption, "numbers are ranks" if labelled else None, never))
+    style.heading(figure, title, style.sentence(rate, data.caption, meaning))
     return figure
 
 
-def _draw_nodes(axes: Axes, data: TreeData, shade: Any, diameter: float) -> bool:
-    """One element for each node, which a page gives its title. Returns whether ranks fit in."""
-    labelled = False
-    for node, path in enumerate(data.tree.paths):
-        x, p = float(data.columns[node]), float(data.probabilities[node])
-        colour = shade.to_rgba(p) if p else (1.0, 1.0, 1.0, 1.0)
+def _draw_nodes(axes: Axes, data: TreeData, diameter: float) -> None:
+    """One element for each node, which a page gives its title, with its rank in it and its share beside it."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import PowerNorm
+
+    shade = ScalarMappable(PowerNorm(0.5, 0.0, 1.0), style.SEQUENTIAL)
+    size = max(0.5 * diameter, 4.5)
+    for path, row, share in zip(data.tree.paths, data.places.tolist(), data.probabilities.tolist(), strict=True):
+        colour = shade.to_rgba(share)
         look: style.Look = {"marker": "o" if path else "s", "markersize": diameter, "markerfacecolor": colour}
         look |= {"markeredgecolor": "#666666", "markeredgewidth": 0.4, "zorder": 2}
-        axes.plot(x, len(path), gid=node_gid(path), **look)
-        label = str(path[-1]) if path else ""
-        size = diameter * (0.62 if len(label) < 2 else 0.5)
-        if label and size >= LEAST_FONT:
+        axes.plot(len(path), row, gid=node_gid(path), **look)
+        if path:
             ink = "white" if np.dot(colour[:3], (0.299, 0.587, 0.114)) < 0.55 else "black"
-            axes.text(x, len(path), label, size=size, color=ink, ha="center", va="center_baseline", zorder=3)
-            labelled = True
-    return labelled
+            axes.text(len(path), row, str(path[-1]), size=size, color=ink, ha="center", va="center_baseline", zorder=3)
+            beside: style.Look = {
+                "xytext": (0.6 * diameter, 1.0),
+                "textcoords": "offset points",
+                "va": "bottom",
+                "size": size,
+            }
+            axes.annotate(f"{share:.1%}", (len(path), row), color="#333333", **beside)
