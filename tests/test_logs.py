@@ -493,12 +493,12 @@ def test_a_run_has_one_record_which_is_not_replaced_unasked(tmp_path, tiny_calib
     first = treeopt.calibrate(from_logs=file, run=run)
     assert treeopt.calibrate(from_logs=str(file), run=run).tokens.tolist() == first.tokens.tolist()
     write(tmp_path, [GOOD, GOOD])
-    with pytest.raises(InvalidInput, match=r"requests.npz is another measurement .* differ in log sha256"):
+    with pytest.raises(InvalidInput, match=r"requests.npz \(there\) and the log .* differ in log sha256"):
         treeopt.calibrate(from_logs=file, run=run)
     assert treeopt.calibrate(from_logs=file, run=run, overwrite=True).num_sequences == 2
     run.replace_accuracies(tiny_calibration)
     assert run.accuracies() == [run.calibration]
-    with pytest.raises(InvalidInput, match=r"calibration.json is another measurement"):
+    with pytest.raises(InvalidInput, match=r"calibration.json exists, and a log replaces it only"):
         treeopt.calibrate(from_logs=file, run=run)
     treeopt.calibrate(from_logs=file, run=run, overwrite=True)
     assert run.accuracies() == [run.requests]

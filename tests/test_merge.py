@@ -104,7 +104,7 @@ REFUSED = {
     "dtype": {"provenance": {**META["provenance"], "dtype": "bfloat16"}},
     "acceptance rule": {"acceptance": {"rule": "sample-then-match", "temperature": 1.0}},
     "drafter sha256": {"drafter": {**META["drafter"], "sha256": "e" * 64}},
-    "ranks": {"top_k": 9},
+    "top k": {"top_k": 9},
     "max new tokens": {"max_new_tokens": 12},
     "pools": {"pools": {"levels": 3, "topks": [2]}},
 }
@@ -112,7 +112,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_was_measured_otherwise_is_refused_with_both_names(what):
-    with pytest.raises(InvalidInput, match=rf"run-a \(there\) and run-b \(here\) differ in {what} \("):
+    with pytest.raises(
+        InvalidInput, match=rf"run-a \(there\) and run-b \(here\) do not belong together: they differ in {what} \("
+    ):
         merge([("run-a", ONE), ("run-b", with_meta(OTHER, **REFUSED[what]))])
 
 
@@ -164,7 +166,7 @@ def test_shards_of_the_demo_merge_to_the_trace_of_one_process(tmp_path, monkeypa
     counts = [json.loads((tmp_path / name / "calibration.json").read_text()) for name in ("whole", "merged")]
     assert counts[0]["hits"] == counts[1]["hits"] == json.loads(said.stdout)["hits"]
     assert "Merged 24 conversations" in said.stderr
-    assert "merging replaces it only with --overwrite" in treeopt(
+    assert "merging replaces it only if it is to be overwritten" in treeopt(
         "merge", "part-1", "part-2", "--run", "merged", code=1
     )
     assert "part-1" in treeopt(*CALIBRATE, *OPTIONS, "--shard", "2/2", "--run", "part-1", code=1)

@@ -16,7 +16,7 @@ from treeopt.files.storage import typed
 from treeopt.pipeline.calibrate import first_conversations
 from treeopt.pipeline.profile.outcome import check_can_join
 from treeopt.records.inputs import stale_plan
-from treeopt.records.origins import Origins, Provenance, RuleRecord
+from treeopt.records.origins import Origin, Origins, Provenance, RuleRecord, same_origin
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rules import RULES
 from treeopt.records.rundir import RunDirectory
@@ -52,12 +52,60 @@ def search(run, *batch_sizes, **options):
     return pipeline.search(run, budget=8, batch_sizes=batch_sizes, **options)
 
 
+# What belongs together
+
+MEDUSA = {"kind": "medusa", "id": "heads", "sha256": "a" * 64, "num_heads": 4, "num_layers": 1}
+MTP = {"kind": "mtp", "id": "mtp", "sha256": None, "num_heads": 5}
+SAMPLED = {"rule": "sample-then-match", "temperature": 0.7, "top_p": None, "seed": 0}
+GREEDY = {"rule": "greedy"}
+ACCURACIES = {  # what a file notes, what another does, and what differs
+    "path": ({"drafter": MEDUSA}, {"drafter": {**MEDUSA, "id": "another path"}}, None),
+    "unknown weights": ({"drafter": MEDUSA}, {"drafter": {**MEDUSA, "sha256": None}}, None),
+    "unknown": ({"drafter": MEDUSA, "acceptance": SAMPLED}, {}, None),
+    "weights": ({"drafter": MEDUSA}, {"drafter": {**MEDUSA, "sha256": "b" * 64}}, "drafter sha256"),
+    "kind": ({"drafter": MEDUSA}, {"drafter": {**MEDUSA, "kind": "hydra"}}, "drafter kind"),
+    "heads": ({"drafter": MTP}, {"drafter": {**MTP, "num_heads": 9}}, "drafter num heads"),
+    "name": ({"drafter": MTP}, {"drafter": {**MTP, "id": "ngram"}}, "drafter id"),
+    "seed": ({"acceptance": SAMPLED}, {"acceptance": {**SAMPLED, "seed": 7}}, None),
+    "any temperature": ({"acceptance": SAMPLED}, {"acceptance": {"rule": "sample-then-match"}}, None),
+    "greedy": ({"acceptance": GREEDY}, {"acceptance": {**GREEDY, "temperature": 0.0}}, None),
+    "rule": ({"acceptance": GREEDY}, {"acceptance": SAMPLED}, "acceptance rule"),
+    "temperature": ({"acceptance": SAMPLED}, {"acceptance": {**SAMPLED, "temperature": 0.8}}, "acceptance temperature"),
+    "top_p": ({"acceptance": SAMPLED}, {"acceptance": {**SAMPLED, "top_p": 0.9}}, "acceptance top p"),
+    "dtype": ({"provenance": {"dtype": "float16"}}, {"provenance": {"dtype": "float32"}}, "dtype"),
+    "machine": ({"provenance": {"machine": "A"}}, {"provenance": {"machine": "B"}}, None),
+}
+
+
+@pytest.mark.parametrize("name", ACCURACIES)
+def test_same_origin_of_accuracies(name):
+    """Two accuracies belong together unless they differ in something that both know; the difference is named."""
+    first, other, difference = ACCURACIES[name]
+    for there, here in ((first, other), (other, first)):
+        found = same_origin(Origin.of(there), Origin.of(here))
+        assert [line.split(" (")[0] for line in found] == ([difference] if difference else [])
+
+
+def test_same_origin_of_latencies():
+    """Steps of a drafter take as long with other weights; where they were timed counts, also beside another's accuracies."""
+    known = {"drafter": MEDUSA, "provenance": {"machine": "A", "threads": 1}}
+    timed = Origin.of_latencies(known, {"name": "vllm"})
+    again = {"drafter": {**MEDUSA, "sha256": "b" * 64}, "provenance": {"machine": "B", "threads": 2}}
+    assert same_origin(timed, Origin.of(again)) == []
+    assert [line.split()[0] for line in same_origin(timed, Origin.of_latencies(again, {"name": "treeopt"}))] == [
+        "machine",
+        "threads",
+        "runtime",
+    ]
+    assert same_origin(Origin(settings={"top_k": 4}), Origin(settings={})) == ["top k (4 there, None here)"]
+
+
 # Nothing measured elsewhere is lost
 
 
 def test_timing_steps_here_does_not_replace_latencies_of_another_runtime(run):
     before = run.profile.read_bytes()
-    with pytest.raises(InvalidInput, match=r"runtime \('vllm 0.11' there, 'treeopt' here\).*overwrite"):
+    with pytest.raises(InvalidInput, match=r"runtime \('vllm 0.11' there, 'treeopt' here\).*overwrite.*treeopt status"):
         check_can_join(run, HERE, Provenance.here(), overwrite=False)
     check_can_join(run, HERE, Provenance.here(), overwrite=True)
     assert run.profile.read_bytes() == before
@@ -68,8 +116,8 @@ def test_versions_are_no_other_measurement_and_what_differs_is_named_by_its_key(
     made = replace(Provenance.here(), drafter={"kind": "medusa", "sha256": "a"}, threads=1)
     replace(ours, info={"provenance": {**made.record, "versions": {"torch": "1"}}}).save(run.profile)
     check_can_join(run, {**HERE, "version": "0.2.0", "compiled": None}, made, overwrite=False)
-    other = replace(made, drafter={"kind": "medusa", "sha256": "b"}, threads=2)
-    says = r"differ in compiled \(None there, True here\), drafter sha256 \('a' there, 'b' here\), threads \(1 there, 2 here\)\."
+    other = replace(made, drafter={"kind": "hydra", "sha256": "b"}, threads=2)
+    says = r"differ in drafter kind \('medusa' there, 'hydra' here\), threads \(1 there, 2 here\), compiled \(None there, True here\)\."
     with pytest.raises(InvalidInput, match=says):
         check_can_join(run, {**HERE, "compiled": True}, other, overwrite=False)
 
@@ -133,13 +181,17 @@ def test_a_profile_of_another_origin_is_said_or_refused(run, capsys, what, other
     profile_from(run, **{what: other})
     if what == "model":
         with pytest.raises(
-            InvalidInput, match=r"of another model than was .*\. Measure again with: treeopt profile --overwrite"
+            InvalidInput,
+            match=r"differ in model \('another' there, 'm' here\)\. Time steps again: treeopt profile --overwrite",
         ):
             search(run, 1)
     else:
         search(run, 1)
     search(run, 1, profile=str(run.profile.rename(run.path / "theirs.json")))
-    assert f"theirs.json is of another {what} than was calibrated ({other}, not" in capsys.readouterr().err
+    assert (
+        f"theirs.json (there) differs from what was calibrated (here) in {what} ('{other}' there"
+        in capsys.readouterr().err
+    )
 
 
 # What was made from other files than are there now is said to be
@@ -183,9 +235,9 @@ def test_calibrate_keeps_another_measurement(own_demo_run):
     before = run.trace.read_bytes()
     calibrate = ("calibrate", "--run", run.path, "--max-new-tokens", 24, "--num-prompts")
     said = treeopt(*calibrate, 5, code=1)
-    assert "is another measurement and is not replaced unasked; they differ in prompts" in said
+    assert "do not belong together: they differ in prompts" in said
     run.trace.unlink()
-    assert "they differ in who measured it" in treeopt(*calibrate, 5, code=1)
+    assert "a calibration replaces it only" in treeopt(*calibrate, 5, code=1)
     assert not run.trace.exists()
     arguments = (*calibrate, 8, "--dtype", "float64")
     treeopt(*arguments, "--overwrite")

@@ -1,30 +1,9 @@
-"""What was measured under one acceptance rule is refused for another, with the command that measures the other."""
+"""Acceptance rules, and the options that ask for them."""
 
 import pytest
 
-from treeopt.errors import InvalidInput
-from treeopt.records.rules import OPTIONS, RULES, check_rule, option_of
+from treeopt.records.rules import OPTIONS, RULES, option_of
 from treeopt.runtime.session import open_rule
-
-SAMPLED = {"rule": "sample-then-match", "temperature": 0.7, "top_p": None, "top_k": None, "seed": 0}
-
-
-def test_a_rule_holds_for_itself_whatever_the_seed():
-    check_rule(SAMPLED, {**SAMPLED, "seed": 7}, "it holds")
-    check_rule({"rule": "greedy"}, {"rule": "greedy", "temperature": 0.0}, "it holds")
-    check_rule(None, SAMPLED, "it holds")  # not known
-    check_rule(SAMPLED, {"rule": "sample-then-match"}, "it holds")  # at any temperature
-
-
-@pytest.mark.parametrize("change", [{"rule": "greedy"}, {"temperature": 0.8}, {"top_p": 0.9}, {"top_k": 5}])
-def test_another_rule_is_refused_with_the_command(change):
-    with pytest.raises(InvalidInput, match=r"treeopt calibrate --overwrite --acceptance sample --temperature 0\.7"):
-        check_rule({**SAMPLED, **change}, SAMPLED, "it holds")
-
-
-def test_a_plan_of_another_rule_than_was_calibrated_since_is_made_anew():
-    with pytest.raises(InvalidInput, match=r"not for acceptance='sample' .* Run: treeopt search$"):
-        check_rule({"rule": "greedy"}, SAMPLED, "the plan holds", command="treeopt search")
 
 
 @pytest.mark.parametrize("name", ["greedy", "sample", "typical"])

@@ -64,10 +64,8 @@ def _read(path: Path, columns: Mapping[str, str]) -> Arms:
 
 def keep_arms(run: RunDirectory, arms: Arms, *, overwrite: bool = False) -> None:
     """Make the arms those of the run. Raises InvalidInput where it has some, unless they are to be overwritten."""
-    if run.arms.exists() and not overwrite:
-        raise InvalidInput(
-            f"{run.arms} exists, and an import replaces it only with `overwrite`: pass that, or another `run`."
-        )
+    if not overwrite:
+        run.check_free("an import", [run.arms])
     arms.save(run.arms)
 
 

@@ -16,8 +16,9 @@ from treeopt.pipeline.entrants import engine_entrants, own_entrants
 from treeopt.pipeline.logged import copied_entrants, some_requests, tried_drafts
 from treeopt.records.benchmark import FEWEST_LAUNCHES
 from treeopt.records.inputs import inputs_of, not_a_check, stale_plan, timed_elsewhere
+from treeopt.records.origins import Origin, check_same_origin
 from treeopt.records.plan import Plan, PlanEntry
-from treeopt.records.rules import check_drafter, check_rule, marked_rule, rule_of
+from treeopt.records.rules import marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import Answers
 from treeopt.report.terminal import note
@@ -53,16 +54,16 @@ def bench(
             raise InvalidInput("A run of a log is proved by an `engine`, on its requests: pass one alone, no trees.")
         asked = {"num_prompts": num_prompts, "max_new_tokens": max_new_tokens, "rounds": rounds}
         return _bench_log(run, session, plan, engine, batch_size, **asked)
-    trace, rule = run.read_trace(), session.acceptance.record
+    trace = run.read_trace()
     most = max_new_tokens or trace.meta.get("max_new_tokens", 128)
     opened = _opened(engine, session, most)
     probe = run.read_probe() if run.probe.exists() and engine is None else None
-    measured = (probe or trace).meta.get("acceptance")
-    check_rule(measured, rule, "the run's calibration holds", command=run.command("calibrate", "--overwrite"))
-    check_rule(plan.acceptance, rule, "the plan holds", command=run.command("search"))
+    calibrated, here = Origin.of((probe or trace).meta), Origin.of({"provenance": session.provenance()})
+    planned = Origin(acceptance=Origin.of({"acceptance": plan.acceptance}).acceptance)
+    for name, there in (("calibrated", calibrated.anywhere), ("planned", planned)):
+        check_same_origin(there, here, f"What was {name} (there) and what is decoded (here)", run.status_says)
     of_probe = plan.objective == COVERAGE
     found = (probe or run.read_probe()) if of_probe else trace
-    check_drafter(found.meta.get("drafter"), session.drafter_record, "Bench decodes")
     entry = _entry(run, plan, opened, batch_size)
     source = source_of(found)
     if opened is None:
@@ -91,7 +92,7 @@ def _decoded(
     if plain.tokens_per_s is None:
         note(f"Nothing was timed: {plain.compared} prompts never fill a batch: pass a larger `num_prompts`.")
     if where := timed_elsewhere(run, plan, result):
-        note(not_a_check(where, result.engine))
+        note(not_a_check(where))
     return result
 
 

@@ -7,7 +7,6 @@ round two  decodes with the tree that a plan on round one chooses, so that its f
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from treeopt.errors import InvalidInput
 from treeopt.files import npz
 from treeopt.files.journal import Advance, Journal, Say
-from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
 from treeopt.growth.grow import grow
 from treeopt.growth.probed import grow_coverage, probe_tree
@@ -26,8 +24,8 @@ from treeopt.growth.source import source_of
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
-from treeopt.records.merging import WHOLE, Shard, digest, join
-from treeopt.records.origins import Provenance, differing, keep_other
+from treeopt.records.merging import WHOLE, Shard, digest, join, settings_of
+from treeopt.records.origins import Origin, Provenance, check_same_origin
 from treeopt.records.pools import USUAL, Counts
 from treeopt.records.probe import Probe
 from treeopt.records.rundir import RunDirectory
@@ -49,7 +47,6 @@ GROUP_BUDGET = 64  # rows of the trees that groups are compared by
 # Conversations of a block, per row of the batch: a killed run loses one block at most, and at its end
 # fewer rows than the batch are live.
 BLOCK_WAVES = 4
-UNASKED = {"source": None, "provenance": None}  # what follows from the other keys
 SAME_TARGET = 0.98  # share of greedy answers' tokens that their target chooses again, rounding aside
 
 
@@ -80,8 +77,9 @@ def calibrate(
     asking = replace(session, acceptance=Greedy()) if is_typical else session
     if not overwrite:
         recorded = {"max_new_tokens": max_new_tokens, **counts.fitting(session.drafter).record}
-        own = [c for block in blocks_of(conversations, batch_size, session.shard).values() for c in block]
-        check_unmeasured(run, {**_trace_meta(asking), **recorded}, session.acceptance.record, own)
+        blocks = blocks_of(conversations, batch_size, session.shard).values()
+        notes = {**_trace_meta(session), **recorded}
+        check_unmeasured(run, notes, {c.sha256: c.row for block in blocks for c in block})
     folder, limits = run.partial("calibrate"), {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
     trace = collect(asking, conversations, folder, **limits, counts=counts, title="Calibrating")
     calibration = summary(trace, asking.provenance())
@@ -106,24 +104,23 @@ def summary(trace: RankTrace, provenance: Provenance) -> Calibration:
     return calibration
 
 
-def check_unmeasured(
-    run: RunDirectory, wanted: Mapping[str, object], rule: Mapping[str, Any], conversations: Sequence[Conversation]
-) -> None:
-    """Raise InvalidInput where the run has another measurement than the wanted one, which would be lost."""
-    there = run.accuracies()
-    differs = ["who measured it"] if there else []
-    if run.trace.exists():
-        meta = run.read_trace().meta
-        asks, found = ({**Provenance.of(m).record, **m} for m in (json.loads(to_json(wanted)), meta))
-        differs = differing({key: found.get(key) for key in asks} | UNASKED, asks | UNASKED)
-        skipped = {row.get("row") for row in meta.get("skipped") or []}
-        asked, answered = {c.sha256: c.row for c in conversations}, set(meta.get("prompt_sha256") or [])
-        if answered - asked.keys() or {sha for sha, row in asked.items() if row not in skipped} - answered:
-            differs.append("prompts")
-        measured = run.read_probe().meta.get("acceptance") if run.probe.exists() else meta.get("acceptance")
-        differs += differing(measured, json.loads(to_json(rule)), "acceptance")
-    if there:
-        keep_other(there[0], differs)
+def check_unmeasured(run: RunDirectory, notes: Mapping[str, Any], prompts: Mapping[str, int | None]) -> None:
+    """Raise InvalidInput where the run has another measurement than the one of these notes, which would be lost.
+
+    prompts : sha256 of each to its row
+    """
+    if not run.trace.exists():
+        run.check_free("a calibration", run.accuracies())
+        return
+    meta = run.read_trace().meta
+    if run.probe.exists():
+        meta = {**meta, "acceptance": run.read_probe().meta.get("acceptance")}
+    answered = set(meta.get("prompt_sha256") or [])
+    skipped = {row.get("row") for row in meta.get("skipped") or []}
+    wanted = {prompt for prompt, row in prompts.items() if prompt in answered or row not in skipped}
+    there = replace(Origin.of(meta), settings=settings_of(meta, prompts=digest(sorted(answered))))
+    here = replace(Origin.of(notes), settings=settings_of(notes, prompts=digest(sorted(wanted))))
+    check_same_origin(there, here, f"{run.trace} (there) and what is asked for (here)", run.remedy)
 
 
 def first_conversations(session: Session, num_prompts: int) -> tuple[Conversation, ...]:

@@ -38,11 +38,10 @@ from treeopt.records.inputs import (
     read_timed,
     stale_plan,
 )
-from treeopt.records.origins import Provenance
+from treeopt.records.origins import Origin, check_same_origin, same_origin
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.requestlog import RequestLog
-from treeopt.records.rules import marked_rule, rule_of, same_drafter
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import progress
@@ -82,6 +81,13 @@ class Side:
             return self.record.meta
         return {"drafter": self.plan.drafter, "acceptance": self.plan.acceptance} if self.plan else {}
 
+    @property
+    def origin(self) -> Origin:
+        """The model, the drafter and the kind of rule, which the other side must have too."""
+        origin = Origin.of(self.meta).anywhere
+        rule = {key: origin.acceptance[key] for key in origin.acceptance if key == "rule"}
+        return replace(origin, revision=None, acceptance=rule)
+
 
 def compare(
     first: Given,
@@ -116,8 +122,8 @@ def compare(
         )
     if others and {*kinds} == {"run"}:
         runs = [RunDirectory.of(cast(str | Path | RunDirectory, given)) for given in (first, *others)]
-        known = [_side_of_run(run).meta.get("drafter") or {} for run in runs]
-        if not all(same_drafter(known[0], other) for other in known[1:]):
+        drafters = [Origin(drafter=_side_of_run(run).origin.drafter) for run in runs]
+        if any(same_origin(drafters[0], other) for other in drafters[1:]):
             if profile is not None:
                 raise InvalidInput("Drafters are compared by the latencies of their own runs: leave `profile` out.")
             return compare_drafters(runs, batch_size=batch_size)
@@ -222,22 +228,9 @@ def compare_groups(
 
 def check_alike(a: Side, b: Side) -> None:
     """Raise InvalidInput where two sides are of other models, drafters or rules, as far as that is known."""
-    metas = (a.meta, b.meta)
-    models = [Provenance.of(meta).model for meta in metas]
-    served = [meta.get("served_model") for meta in metas]
-    drafters = [meta.get("drafter") or {} for meta in metas]
-    rules = [meta.get("acceptance") for meta in metas]
-    if None not in models and models[0] != models[1]:
-        what, said = "for one model", models
-    elif None not in served and served[0] != served[1]:
-        what, said = "for one model", served
-    elif not same_drafter(*drafters):
-        what, said = "for one drafter", [one.get("id") or one.get("kind") for one in drafters]
-    elif None not in rules and rule_of(rules[0]) != rule_of(rules[1]):
-        what, said = "under one rule", [marked_rule(rule or {}) for rule in rules]
-    else:
-        return
-    raise InvalidInput(f"Traffic is compared {what}, but {a.name} is of {said[0]}, {b.name} of {said[1]}.")
+    check_same_origin(
+        a.origin, b.origin, f"{a.name} (there) and {b.name} (here)", "treeopt status says what a run holds."
+    )
 
 
 def kind_of(given: Given) -> Literal["run", "arms", "result", "file", "counts"]:

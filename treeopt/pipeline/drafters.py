@@ -1,18 +1,18 @@
 """Runs of several drafters for one model on one machine: what their plans reach, and which is fastest."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
 
-from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.errors import OutOfRange
 from treeopt.files.places import distinct
 from treeopt.planning.compared import DrafterFigure, DraftersCompared
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.inputs import changed
-from treeopt.records.origins import OURS, Provenance, differing
+from treeopt.records.origins import OURS, Origin, check_same_origin
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.figures.registry import Inputs
-
-SAME = ("model", "revision", "dtype", "device", "machine", "threads")  # what a comparison of drafters holds fixed
 
 
 def compare_drafters(runs: Sequence[RunDirectory], *, batch_size: int | None = None) -> DraftersCompared:
@@ -25,26 +25,22 @@ def compare_drafters(runs: Sequence[RunDirectory], *, batch_size: int | None = N
     for run, name in zip(runs, names, strict=True):
         plan = run.read_plan()
         benches = benches_of(run, plan)
-        timed = Provenance.of(run.read_profile().info if run.profile.exists() else {}).record
-        origins.append({**{key: timed[key] for key in SAME}, "runtime": (plan.runtime or {}).get("name")})
+        info = run.read_profile().info if run.profile.exists() else {}
+        origin = Origin.of_latencies(info, plan.runtime or {})
+        origins.append(replace(origin, drafter={}, acceptance={}, weights=None))
         entries = [entry for entry in plan.entries if batch_size in (None, entry.batch_size)]
         figures = [figure_of(name, entry, benches.get(entry.batch_size)) for entry in entries]
         found += [figure for figure in figures if figure]
-    for key in (*SAME, "runtime"):
-        known = [(name, origin[key]) for name, origin in zip(names, origins, strict=True) if origin[key] is not None]
-        for name, value in known[1:]:
-            first, there = known[0]
-            if differs := differing({key: there}, {key: value}):
-                raise InvalidInput(
-                    f"Drafters are compared alike, but {first} (there) and {name} (here) differ in {differs[0]}."
-                )
+    for (first, there), (name, here) in combinations(zip(names, origins, strict=True), 2):
+        what = f"Drafters are compared on one machine, but {first} (there) and {name} (here)"
+        check_same_origin(there, here, what, "treeopt status says what a run holds.")
     if not found:
         which = "" if batch_size is None else f" at batch size {batch_size}"
         raise OutOfRange(f"The runs must have plans with latencies{which}: treeopt profile, treeopt search.")
     notes: tuple[str, ...] = ()
     if predicted := sorted({f"{one.drafter} at batch size {one.batch_size}" for one in found if not one.is_measured}):
         notes = (f"Predicted, not decoded: {', '.join(predicted)}. treeopt bench decodes.",)
-    about = ", ".join(str(origins[0][key]) for key in ("model", "dtype", "device") if origins[0].get(key))
+    about = ", ".join(filter(None, (origins[0].model, origins[0].dtype, origins[0].device)))
     settings = tuple(sorted(found, key=lambda one: one.batch_size))
     return DraftersCompared(settings=settings, about=about, notes=notes)
 

@@ -57,7 +57,7 @@ def import_file(
     if missing := [path for path in paths if not path.exists()]:
         raise InvalidInput(f"{missing[0]} does not exist.")
     if not overwrite:
-        check_nothing_lost(run, "an import replaces")
+        run.check_free("an import", run.accuracies())
     files = [{"file": path.name, "sha256": sha256_of(path)} for path in paths if path.is_file()]
     if len({file["sha256"] for file in files}) < len(files):
         raise InvalidInput("Every file may be given once, but two of them have the same content.")
@@ -87,7 +87,7 @@ def merge_runs(run: RunDirectory, others: Sequence[Path], *, overwrite: bool = F
     trace = merge([(str(other), _trace_of(RunDirectory(other))) for other in others])
     there = run.accuracies()
     if not overwrite and not (there == [run.trace] and _is_same(run.read_trace(), trace)):
-        check_nothing_lost(run, "merging replaces")
+        run.check_free("merging", run.accuracies())
     now = Provenance.here()
     calibration = summary(trace, replace(Provenance.of(trace.meta), command=now.command, time=now.time))
     run.replace_accuracies(calibration, trace)
@@ -107,9 +107,3 @@ def _is_same(one: RankTrace, other: RankTrace) -> bool:
     """Whether a trace is that of the same answers, as a merge leaves it that is killed before the calibration is written."""
     hashes = [trace.meta.get("prompt_sha256") for trace in (one, other)]
     return hashes[0] == hashes[1] and np.array_equal(one.ranks, other.ranks)
-
-
-def check_nothing_lost(run: RunDirectory, what: str, *recordings: Path) -> None:
-    """Raise InvalidInput where the run has been calibrated already, or has one of the recordings."""
-    for file in [*run.accuracies(), *filter(Path.exists, recordings)]:
-        raise InvalidInput(f"{file} exists, and {what} it only with `overwrite`: pass that, or another `run`.")

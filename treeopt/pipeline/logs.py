@@ -24,7 +24,7 @@ from treeopt.files.parameters import Parameter
 from treeopt.files.places import located
 from treeopt.files.storage import sha256_of
 from treeopt.growth.contexts import context_name
-from treeopt.records.origins import Provenance, differing, keep_other
+from treeopt.records.origins import Origin, Provenance, check_same_origin
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note, progress
@@ -75,9 +75,12 @@ def calibrate_from_logs(run: RunDirectory, asked: Mapping[str, Any], known: Mapp
         "log_sha256": sha256_of(file),
         "tokenizer": {one.name: sha256_of(one) for one in files} or None,
     }
-    for there in () if asked["overwrite"] else run.accuracies():
-        meta = run.read_requests().meta if there == run.requests else {}
-        keep_other(there, differing({key: meta.get(key) for key in made}, made) if meta else ["what was measured"])
+    if not asked["overwrite"]:
+        run.check_free("a log", [file for file in run.accuracies() if file != run.requests])
+    if run.requests.exists() and not asked["overwrite"]:
+        meta = run.read_requests().meta
+        there = Origin(settings={key: meta.get(key) for key in made})
+        check_same_origin(there, Origin(settings=made), f"{run.requests} (there) and the log (here)", run.remedy)
     chat_template = options.pop("chat_template") is not False
     log = read_requests(file, Tokenizer(folder, chat_template=chat_template) if folder else None, **options)
     origin = replace(Provenance.here(), dataset=file.name, dataset_fingerprint=str(made["log_sha256"]))

@@ -17,12 +17,12 @@ from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.drafters import BLOCKS
-from treeopt.records.inputs import Accuracies, broken, find_latencies, inputs_of, other_origins, read_planned
-from treeopt.records.origins import Provenance
+from treeopt.records.inputs import Accuracies, broken, find_latencies, inputs_of, read_planned
+from treeopt.records.origins import Origin, Provenance, check_same_origin, same_origin
 from treeopt.records.plan import Plan, PlannedEngine
 from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
-from treeopt.records.rules import check_rule, rule_of
+from treeopt.records.rules import rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note, progress
@@ -237,15 +237,15 @@ def check_latencies(
     Of a profile that was asked for by name, and of another number format or device, it is said. So is what speaks against
     its latencies.
     """
-    info, theirs, own = record.meta, Provenance.of(profile.info), file == run.profile
-    again = run.command("profile", "--overwrite")
-    for what, mine, other in other_origins(record, profile):
-        said = f"{file} is of another {what} than was calibrated ({other}, not {mine})"
-        if own and what in ("model", "drafter"):
-            raise InvalidInput(f"{said}. Measure again with: {again}")
-        note(f"{said}: the speedups are for that {what}.")
-    if own and info.get("acceptance") and theirs.acceptance:
-        check_rule(theirs.acceptance, info["acceptance"], f"{file} holds", command=again)
+    info, own = record.meta, file == run.profile
+    measured, timed = Origin.of(info), Origin.of_latencies(profile.info, profile.runtime)
+    if own:
+        what = f"{file} (there) and what was calibrated (here)"
+        check_same_origin(timed, measured.anywhere, what, f"Time steps again: {run.command('profile', '--overwrite')}")
+    if differences := same_origin(timed, measured):
+        note(
+            f"{file} (there) differs from what was calibrated (here) in {', '.join(differences)}: speedups are for there."
+        )
     kind, measures = (info.get("drafter") or {}).get("kind"), profile.info.get("measures", "step")
     if measures == ANALYTICAL:
         drafts = ((profile.info.get("roofline") or {}).get("drafter") or {}).get("kind")

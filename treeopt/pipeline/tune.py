@@ -14,7 +14,7 @@ from treeopt.engines.measured.exposition import COUNTERS
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.writing import replace_together, write_text
 from treeopt.pipeline.export import export
-from treeopt.pipeline.importing import check_nothing_lost, import_file
+from treeopt.pipeline.importing import import_file
 from treeopt.pipeline.launched import asked_of, conversations_of
 from treeopt.pipeline.profile.untimed import UNKNOWN_CONTEXT
 from treeopt.pipeline.search import search
@@ -89,7 +89,7 @@ def _check_recordings(run: RunDirectory, plain: str | None, overwrite: bool) -> 
             f"{plain} would be replaced by what is counted now: move it to another folder, or name another `run`."
         )
     if not overwrite:
-        check_nothing_lost(run, "what a server counted replaces", *recordings)
+        run.check_free("what a server counted", [*run.accuracies(), *recordings])
 
 
 async def _watched(

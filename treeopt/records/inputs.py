@@ -6,20 +6,18 @@ without one the run's own files are used. Results carry the ``inputs`` that they
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from treeopt.errors import InvalidInput
 from treeopt.files import npz, places, storage
 from treeopt.files.storage import sha256_of
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import ENGINE_LOG, LEAST_RIGHT, Calibration
-from treeopt.records.origins import Provenance, elsewhere
+from treeopt.records.origins import OURS, Origin, Provenance, same_origin
 from treeopt.records.plan import Plan
 from treeopt.records.pools import NO_PLACE
 from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.requestlog import RequestLog
-from treeopt.records.rules import same_drafter
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 
@@ -160,10 +158,11 @@ def stale_plan(run: RunDirectory, plan: Plan) -> list[str]:
 
 
 def timed_elsewhere(run: RunDirectory, plan: Plan, bench: Benchmark) -> str:
-    """Where the plan's latencies were timed, for example "in vllm"; empty where the benchmark was decoded there too."""
-    profile = read_timed(run, plan.inputs)
-    timed = Provenance.of({} if profile is None else profile.info)
-    return elsewhere(plan.runtime or {}, timed, bench.provenance or Provenance())
+    """In what the plan's latencies (there) and the benchmark (here) differ; empty where it was decoded as they were timed."""
+    profile, decoded = read_timed(run, plan.inputs), bench.provenance or Provenance()
+    timed = Origin.of_latencies({} if profile is None else profile.info, plan.runtime or {"name": None})
+    engine = {"name": OURS, **(decoded.engine or {})}
+    return ", ".join(same_origin(timed, Origin.of_latencies({"provenance": decoded}, engine)))
 
 
 def read_timed(run: RunDirectory, inputs: Mapping[str, str]) -> LatencyProfile | None:
@@ -180,24 +179,9 @@ def read_grown_on(run: RunDirectory, inputs: Mapping[str, str]) -> Accuracies | 
     return None
 
 
-def not_a_check(where: str, engine: str = "") -> str:
-    """The sentence that a benchmark does not check speedups whose latencies were timed elsewhere."""
+def not_a_check(differences: str) -> str:
+    """The sentence that a benchmark does not check speedups whose latencies were timed elsewhere (`timed_elsewhere`)."""
     return (
-        f"The plan's latencies and speedups are of steps timed {where}, but the benchmark was decoded by "
-        f"{engine or 'treeopt'} here: its speedups do not check the predicted ones. Its tokens per step do."
+        f"The benchmark (here) was not decoded as the plan's steps were timed (there), but differs in {differences}: its "
+        "speedups do not check the predicted ones. Its tokens per step do."
     )
-
-
-def other_origins(record: Accuracies, profile: LatencyProfile) -> list[tuple[str, str, str]]:
-    """Origins that accuracies and latencies have, but not the same: (name, of the accuracies, of the latencies)."""
-    measured, timed = Provenance.of(record.meta), Provenance.of(profile.info)
-    drafter, timed_drafter = record.meta.get("drafter") or {}, timed.drafter or {}
-    origins: list[tuple[str, Any, Any]] = []
-    if not same_drafter(drafter, timed_drafter, weights=False):
-        origins.append(("drafter", _drafter_words(drafter), _drafter_words(timed_drafter)))
-    origins += [(key, getattr(measured, key), getattr(timed, key)) for key in ("model", "dtype", "device")]
-    return [(name, str(ours), str(theirs)) for name, ours, theirs in origins if ours and theirs and ours != theirs]
-
-
-def _drafter_words(drafter: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {drafter[key]}" for key in ("id", "kind", "num_heads", "num_layers") if drafter.get(key))

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from treeopt.errors import InvalidInput
-from treeopt.records.origins import Provenance, ShardRecord, differing
+from treeopt.records.origins import Origin, ShardRecord, check_same_origin
 from treeopt.records.trace import RankTrace
 
 Named = tuple[str, RankTrace]  # a trace and what sentences call it
@@ -82,7 +82,8 @@ def merge(traces: Sequence[Named]) -> RankTrace:
                 f"Merging joins the shards of one calibration (treeopt calibrate --shard), but {name} is a whole one. Of "
                 "several files of prompts calibrate on all at once."
             )
-        _check_alike(traces[0], (name, trace))
+        what = f"Shards of one calibration are merged, but {traces[0][0]} (there) and {name} (here)"
+        check_same_origin(_origin(traces[0][1]), _origin(trace), what, "treeopt status says what a run holds.")
     shards = sorted(traces, key=lambda named: named[1].meta["shard"]["index"])
     indices = [trace.meta["shard"]["index"] for _, trace in shards]
     count = shards[0][1].meta["shard"]["count"]
@@ -97,30 +98,18 @@ def merge(traces: Sequence[Named]) -> RankTrace:
     return join(blocks, {key: meta[key] for key in meta if key not in ("shard", "num_heads")} | {"skipped": [*skipped]})
 
 
-def _check_alike(first: Named, other: Named) -> None:
-    """Raise InvalidInput, with both names, unless two traces are shards of one calibration."""
-    if differences := differing(_in_common(first[1]), _in_common(other[1])):
-        raise InvalidInput(
-            f"Shards of one calibration are merged, but {first[0]} (there) and {other[0]} (here) differ in "
-            f"{', '.join(differences)}."
-        )
+def settings_of(meta: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """What two calibrations must have alike to be one, besides model, drafter and rule; ``more`` of it."""
+    keys = ("answers", "max_new_tokens", "top_k", "pools", "marginals")
+    rule = meta.get("acceptance") or {}
+    return {**{key: meta.get(key) for key in keys}, "acceptance seed": rule.get("seed"), **more}
 
 
-def _in_common(trace: RankTrace) -> dict[str, object]:
-    """What all shards of a calibration have in common."""
-    meta, made, drafter = trace.meta, Provenance.of(trace.meta), trace.meta.get("drafter") or {}
-    rules = ("acceptance", "answers", "max_new_tokens", "eos_ids", "pools", "marginals")
-    weights = "id" if drafter.get("sha256") is None else "sha256"
-    return {
-        "model": made.model,
-        "revision": made.revision,
-        "dtype": made.dtype,
-        **{key: meta.get(key) for key in rules},
-        "drafter": {key: drafter.get(key) for key in ("kind", "num_heads", "num_layers", weights)},
-        "ranks": trace.top_k,
-        "heads": trace.num_heads,
-        "shard": {key: meta["shard"][key] for key in ("prompts", "block_prompts", "count")},
-    }
+def _origin(trace: RankTrace) -> Origin:
+    """What all shards of a calibration have in common; they may be measured on several devices."""
+    shard = {key: trace.meta["shard"][key] for key in ("prompts", "block_prompts", "count")}
+    more = {"top_k": trace.top_k, "heads": trace.num_heads, "eos_ids": trace.meta.get("eos_ids"), "shard": shard}
+    return replace(Origin.of(trace.meta), device=None, settings=settings_of(trace.meta, **more))
 
 
 def _blocks(name: str, trace: RankTrace) -> list[RankTrace]:

@@ -2,8 +2,8 @@
 
 import sys
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -18,7 +18,6 @@ from treeopt.files.shell import command_line
 from treeopt.records.display import Drawn
 
 OURS = "treeopt"  # the name of treeopt's own runtime
-TIMED = {"model": "of", "dtype": "in", "device": "on", "machine": "on"}  # origins that latencies depend on
 
 
 class JsonRecord(Drawn):
@@ -176,46 +175,103 @@ class Origins(TypedDict, total=False):
     source: str | dict[str, str | bool | int | float | None] | None
 
 
-def elsewhere(runtime: Runtime, timed: Provenance, here: Provenance) -> str:
-    """Where steps were timed, for example "in vllm" or "on cuda:0"; empty where it is the same place, or unknown.
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Whatever two measurements must have in common to belong together. None, or a missing key, stands for unknown.
 
-    runtime, timed : the runtime and the provenance of the latencies
-    here           : the provenance of what is decoded
-
-    >>> here = Provenance(dtype="float32")
-    >>> elsewhere({"name": "vllm"}, here, here), elsewhere({"name": "treeopt"}, Provenance(dtype="float16"), here)
-    ('in vllm', 'in float16')
+    drafter  : its kind, heads and layers; of accuracies also its weights, or its name where it has none
+    machine, threads, runtime, weights : of latencies alone
+    settings : other values by name, which two measurements of one kind must have alike, None included
     """
-    if runtime.get("name") not in (None, (here.engine or {}).get("name", OURS)):
-        return f"in {runtime['name']}"
-    if runtime.get("weights"):
-        return f"with {runtime['weights']}"
-    for key, word in TIMED.items():
-        there, now = getattr(timed, key), getattr(here, key)
-        if there != now and None not in (there, now):
-            return f"{word} {there}"
-    return ""
 
+    model: str | None = None
+    served_model: str | None = None
+    revision: str | None = None
+    dtype: str | None = None
+    device: str | None = None
+    drafter: Mapping[str, Any] = field(default_factory=dict)
+    acceptance: Mapping[str, Any] = field(default_factory=dict)
+    machine: str | None = None
+    threads: int | None = None
+    runtime: str | None = None
+    weights: str | None = None
+    settings: Mapping[str, Any] | None = None
 
-def differing(there: Any, here: Any, name: str = "") -> list[str]:
-    """The differences of two records, each by its key and both values. Versions of packages may differ.
-
-    >>> differing({"threads": 1, "versions": {"torch": "2.7"}}, {"threads": 2, "dtype": None})
-    ['threads (1 there, 2 here)']
-    """
-    if isinstance(there, Mapping) and isinstance(here, Mapping):
-        differences = []
-        for key in dict.fromkeys((*there, *here)):
-            if key not in ("version", "versions"):
-                differences += differing(there.get(key), here.get(key), f"{name} {key}".strip())
-        return differences
-    return [] if there == here else [f"{name.replace('_', ' ')} ({quoted(there)} there, {quoted(here)} here)"]
-
-
-def keep_other(file: Path, differs: Iterable[str], remedy: str = "") -> None:
-    """Raise InvalidInput for a file that would be replaced by another measurement, whose differences are given."""
-    if found := ", ".join(dict.fromkeys(differs)):
-        raise InvalidInput(
-            f"{file} is another measurement and is not replaced unasked; they differ in {found}. Pass another `run`, or "
-            f"`overwrite`{remedy}."
+    @classmethod
+    def of(cls, notes: Mapping[str, Any]) -> Self:
+        """The origin of accuracies, by what their file notes beside them. A seed does not tell two rules apart."""
+        provenance = Provenance.of(notes)
+        drafter: Mapping[str, Any] = notes.get("drafter") or provenance.drafter or {}
+        rule: Mapping[str, Any] = notes.get("acceptance") or provenance.acceptance or {}
+        keys = ("kind", "num_heads", "num_layers", "id" if drafter.get("sha256") is None else "sha256")
+        return cls(
+            model=provenance.model,
+            served_model=notes.get("served_model"),
+            revision=provenance.revision,
+            dtype=provenance.dtype,
+            device=provenance.device,
+            drafter={key: drafter[key] for key in keys if drafter.get(key) is not None},
+            acceptance={
+                key: rule[key] for key in rule if key == "rule" or (key != "seed" and rule.get("rule") != "greedy")
+            },
         )
+
+    @classmethod
+    def of_latencies(cls, notes: Mapping[str, Any], runtime: Mapping[str, Any]) -> Self:
+        """The origin of latencies, by what their file notes beside them. Drafters of other weights take as long."""
+        origin, provenance = cls.of(notes), Provenance.of(notes)
+        return replace(
+            origin,
+            drafter={key: value for key, value in origin.drafter.items() if key != "sha256"},
+            machine=provenance.machine,
+            threads=provenance.threads,
+            runtime=runtime.get("name"),
+            weights=runtime.get("weights") or "checkpoint",
+        )
+
+    @property
+    def anywhere(self) -> Self:
+        """The origin without number format and device, on which accuracies hardly depend."""
+        return replace(self, dtype=None, device=None)
+
+
+def same_origin(there: Origin, here: Origin) -> list[str]:
+    """Why two measurements do not belong together: each difference with both values; empty where they do.
+
+    >>> same_origin(Origin(dtype="float16", threads=1), Origin(dtype="float32"))
+    ["dtype ('float16' there, 'float32' here)"]
+    """
+    differences = []
+    for part in fields(Origin):
+        first, other = getattr(there, part.name), getattr(here, part.name)
+        if first is None or other is None:
+            continue
+        if part.name == "settings":
+            differences += _differing(first, other)
+        elif isinstance(first, Mapping):
+            for key in [key for key in first if key in other]:
+                differences += _differing(first[key], other[key], f"{part.name} {key}")
+        else:
+            differences += _differing(first, other, part.name)
+    return differences
+
+
+def check_same_origin(there: Origin, here: Origin, what: str, remedy: str) -> None:
+    """Raise InvalidInput where two measurements do not belong together.
+
+    what   : both, at the beginning of the message
+    remedy : its last sentence, which names a command
+    """
+    if differences := same_origin(there, here):
+        raise InvalidInput(f"{what} do not belong together: they differ in {', '.join(differences)}. {remedy}")
+
+
+def _differing(there: Any, here: Any, name: str = "") -> list[str]:
+    """The differences of two values, each by its name; those of mappings by their keys. Versions of packages may differ."""
+    if not (isinstance(there, Mapping) and isinstance(here, Mapping)):
+        return [] if there == here else [f"{name.replace('_', ' ')} ({quoted(there)} there, {quoted(here)} here)"]
+    differences = []
+    for key in dict.fromkeys((*there, *here)):
+        if key != "version":
+            differences += _differing(there.get(key), here.get(key), f"{name} {key}".strip())
+    return differences

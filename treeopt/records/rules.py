@@ -1,9 +1,9 @@
-"""The acceptance rules, and whether measurements with one rule or drafter hold for another."""
+"""The acceptance rules."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from treeopt.errors import MARKED, InvalidInput
+from treeopt.errors import MARKED
 
 # The name on the command line, and the name in records.
 RULES = {"greedy": "greedy", "sample": "sample-then-match", "reject": "rejection", "typical": "typical"}
@@ -55,53 +55,3 @@ def option_of(record: Mapping[str, Any]) -> str:
     '--acceptance sample --temperature 0.7'
     """
     return MARKED.sub(lambda match: f"--{match[1].replace('_', '-')} {match[2]}", marked_rule(record))
-
-
-def same_drafter(first: Mapping[str, Any], other: Mapping[str, Any], *, weights: bool = True) -> bool:
-    """Whether two records can be of one drafter, or (without ``weights``) of drafters that cost the same.
-
-    A key that a record does not have is no difference. A drafter without weights is told by its id.
-
-    >>> same_drafter({"kind": "mtp", "id": "mtp"}, {"kind": "mtp", "id": "mtp:1"})
-    False
-    """
-    keys = ["kind", "num_heads", "num_layers"]
-    if weights:
-        keys.append("sha256")
-    if first.get("sha256") is None and other.get("sha256") is None:
-        keys.append("id")
-    return all(first.get(key) == other.get(key) for key in keys if None not in (first.get(key), other.get(key)))
-
-
-def check_drafter(measured: Mapping[str, Any] | None, wanted: Mapping[str, Any], what: str) -> None:
-    """Raise InvalidInput where a run was calibrated with another drafter.
-
-    what : beginning of the message: "Bench decodes"
-    """
-    if measured and not same_drafter(measured, wanted):
-        raise InvalidInput(
-            f"{what} with the drafter that the run was calibrated with, {measured.get('id')}, but got {wanted['id']}. "
-            "Run treeopt calibrate --overwrite with it first, or use another --run."
-        )
-
-
-def check_rule(
-    measured: Mapping[str, Any] | None,
-    wanted: Mapping[str, Any],
-    what: str,
-    *,
-    command: str = "treeopt calibrate --overwrite",
-) -> None:
-    """Raise InvalidInput where a measurement under one rule does not hold for another. An unknown rule holds for all.
-
-    what    : the measurement, in the message: "trace.npz holds"
-    command : measures again, without the options of the rule
-    """
-    keys = ["rule"] if wanted["rule"] == "greedy" else [key for key in wanted if key != "seed"]
-    if not measured or all(measured.get(key) == wanted[key] for key in keys):
-        return
-    options = "" if command.startswith("treeopt search") else f" {option_of(wanted)}"
-    raise InvalidInput(
-        f"A tree must be used with the acceptance rule that it was measured under, but {what} for "
-        f"{marked_rule(measured)}, not for {marked_rule(wanted)}. Run: {command}{options}"
-    )

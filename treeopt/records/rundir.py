@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -178,6 +178,21 @@ class RunDirectory:
     def accuracies(self) -> list[Path]:
         """The files of accuracies and requests that there are."""
         return [file for file in (self.trace, self.probe, self.calibration, self.requests) if file.exists()]
+
+    @property
+    def remedy(self) -> str:
+        """The sentence that ends a refusal to replace a measurement of the run, or to mix one with it."""
+        return f"Pass another `run`, or `overwrite`. {self.status_says}"
+
+    @property
+    def status_says(self) -> str:
+        """The sentence that names `treeopt status`."""
+        return f"What is there and what comes next: {self.command('status')}"
+
+    def check_free(self, what: str, files: Iterable[Path]) -> None:
+        """Raise InvalidInput where one of the files is there, which ``what`` would replace."""
+        for file in filter(Path.exists, files):
+            raise InvalidInput(f"{file} exists, and {what} replaces it only if it is to be overwritten. {self.remedy}")
 
     def read_trace(self) -> RankTrace:
         return _read(self.trace, RankTrace.load, self.command("calibrate"))

@@ -96,7 +96,7 @@ class Section:
     """What the page shows of one batch size.
 
     missing   : which command makes its benchmark, where there is none
-    elsewhere : where its latencies were timed, if not where its benchmark was decoded
+    elsewhere : in what its latencies (there) differ from its benchmark (here); empty if in nothing
     exports   : (engine, command, what is written; None for an engine that does not take the tree)
     """
 
@@ -134,7 +134,7 @@ class Section:
         if speedup:
             here = f"Decoded here it is {speedup:.2f} times as fast, which is no check of that."
         said = f"{tree} is predicted to decode {timed(chosen.speedup)} times as fast as {BY_DEFAULT if EXACT in self.entry.others else 'plain decoding'}"
-        said += f", for steps timed {self.elsewhere}" if self.elsewhere else ""
+        said += f", for steps timed elsewhere, with another {self.elsewhere}" if self.elsewhere else ""
         return f"{chosen.speedup:.2f}×", f"{said}. {here}"
 
 
@@ -225,7 +225,7 @@ def _section(entry: PlanEntry, plan: Plan, inputs: Inputs, sources: ReportSource
 def _engine_notes(run: RunDirectory, plan: Plan, bench: Benchmark) -> list[str]:
     """Sentences on what a benchmark by another runtime does not show."""
     where = timed_elsewhere(run, plan, bench)
-    return [*filter(None, (bench.about_engine, not_a_check(where, bench.engine) if where else ""))]
+    return [*filter(None, (bench.about_engine, not_a_check(where) if where else ""))]
 
 
 def render(**content: Any) -> str:

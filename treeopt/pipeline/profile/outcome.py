@@ -1,22 +1,20 @@
 """The end of a measurement: what is said of it, and the run's profile, with what it had before of the same thing."""
 
-import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from treeopt.errors import TreeoptError, quoted
+from treeopt.errors import TreeoptError
 from treeopt.files.shell import shell_word
-from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
-from treeopt.records.origins import OURS, Provenance, differing, keep_other
+from treeopt.records.origins import OURS, Origin, Provenance, check_same_origin, same_origin
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
 from treeopt.report.verdict import timing_caveats
 
 LONGER = "a longer `time_limit_s` helps"
-SAME = ("model", "revision", "drafter", "acceptance", "device", "dtype", "machine")  # of joined profiles
 
 
 def check_can_join(run: RunDirectory, runtime: Mapping[str, Any], provenance: Provenance, *, overwrite: bool) -> None:
@@ -30,20 +28,24 @@ def check_can_join(run: RunDirectory, runtime: Mapping[str, Any], provenance: Pr
     if earlier.info.get("measures") == ANALYTICAL:
         note("The run's profile was computed, not measured; it is replaced.")
         return
-    name, ours = earlier.runtime.get("name"), runtime.get("name")
-    same = f", or `runtime={shell_word(name)}`, if it is the same" if name and ours not in (name, OURS) else ""
-    keep_other(run.profile, differences(earlier, runtime, provenance), same)
+    name, here = earlier.runtime.get("name"), runtime.get("name")
+    same = f" Or pass `runtime={shell_word(name)}`, if it is the same." if name and here not in (name, OURS) else ""
+    what = f"{run.profile} (there) and what is timed now (here)"
+    check_same_origin(
+        origin_of(earlier.info, earlier.runtime),
+        origin_of({"provenance": provenance}, runtime),
+        what,
+        run.remedy + same,
+    )
 
 
-def differences(earlier: LatencyProfile, runtime: Mapping[str, Any], provenance: Provenance) -> list[str]:
-    """In what a profile differs from one of this runtime and provenance, so that the two are not one."""
-    theirs, ours = Provenance.of(earlier.info).record, json.loads(to_json(provenance.record))
-    threads = ("threads",) if None not in (theirs["threads"], ours["threads"]) else ()
-    found = [said for key in (*SAME, *threads) for said in differing(theirs[key], ours[key], key)]
-    names = earlier.runtime.get("name"), runtime.get("name")
-    if names[0] != names[1]:
-        return [f"runtime ({quoted(names[0])} there, {quoted(names[1])} here)", *found]
-    return [*differing(earlier.runtime, json.loads(to_json(runtime))), *found]
+def origin_of(info: Mapping[str, Any], runtime: Mapping[str, Any]) -> Origin:
+    """The origin of latencies that may be joined: of one runtime, with the same settings."""
+    settings = {
+        "runtime": runtime.get("name"),
+        **{key: runtime[key] for key in runtime if key not in ("name", "version")},
+    }
+    return replace(Origin.of_latencies(info, runtime), runtime=None, weights=None, settings=settings)
 
 
 def finish(
@@ -65,7 +67,10 @@ def with_earlier(run: RunDirectory, result: LatencyProfile) -> LatencyProfile:
         earlier = run.read_profile() if run.profile.exists() else None
     except TreeoptError:  # damaged; that it may be replaced was asked before (`check_can_join`)
         earlier = None
-    if earlier is None or differences(earlier, result.runtime, Provenance.of(result.info)):
+    if earlier is None:
+        return result
+    there, here = (origin_of(profile.info, profile.runtime) for profile in (earlier, result))
+    if same_origin(there, here):
         return result
     return joined(earlier, result)
 

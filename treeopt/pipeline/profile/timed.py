@@ -29,9 +29,8 @@ from treeopt.pipeline.profile.placement import (
     tree_families,
 )
 from treeopt.records.inputs import find_accuracies, inputs_of
-from treeopt.records.origins import OURS, Runtime
+from treeopt.records.origins import OURS, Origin, Runtime, check_same_origin
 from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
-from treeopt.records.rules import check_drafter
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note, progress
@@ -85,7 +84,11 @@ def profile(
     used, record = find_accuracies(run, calibration, otherwise=usual) or (None, None)
     source = source_of(record) if record else None
     if calibration is None and source is not None and used == run.trace:
-        check_drafter(source.meta.get("drafter"), session.drafter_record, "Profile times steps")
+        there, here = (
+            Origin.of({"drafter": drafter}) for drafter in (source.meta.get("drafter"), session.drafter_record)
+        )
+        what = "The drafter that the run was calibrated with (there) and the one whose steps are timed (here)"
+        check_same_origin(there, here, what, run.status_says)
     measurement = Measurement(run, session, wanted, source, max_new_tokens, opened)
     if opened is None:
         most, heads = max(map(len, measurement.families)), len(measurement.families)
