@@ -23,17 +23,15 @@ from treeopt.trees.tree import Tree
 
 SIZES = (1, 4, 64)
 CASES = [
-    (name, method, kind)
+    (name, method)
     for name, engine in ENGINES.items()
     for method in engine.methods
     if method.limits.dynamic is None and not method.limits.copies
-    for kind in method.drafters
 ]
 
 
 def named(cases):
-    ids = [f"{engine}-{method.name}-{kind}" for engine, method, kind in cases]
-    return pytest.mark.parametrize(("engine", "method", "drafter"), cases, ids=ids)
+    return pytest.mark.parametrize(("engine", "method"), cases, ids=[f"{name}-{method.name}" for name, method in cases])
 
 
 def measured(drafter: str) -> Calibration:
@@ -68,9 +66,9 @@ def what_is_read(engine, method, folder: Path):
 
 
 @named(CASES)
-def test_search_then_export(run, engine, method, drafter):
+def test_search_then_export(run, engine, method):
     """The export holds the plan that `search --for` made."""
-    measured(drafter).save(run.calibration)
+    measured(method.drafters[0]).save(run.calibration)
     plan = search(run, budget=16, engine=engine, method=method.name)
     sizes = [entry.batch_size for entry in plan.entries]
     assert sizes == ([1] if method.max_batch_size == 1 else list(SIZES))
@@ -91,9 +89,9 @@ def test_search_then_export(run, engine, method, drafter):
 
 
 @named([row for row in CASES if row[1].max_batch_size == 1])
-def test_batch_size_beyond_engine(run, engine, method, drafter):
+def test_batch_size_beyond_engine(run, engine, method):
     """A batch size that an engine does not decode is refused."""
-    measured(drafter).save(run.calibration)
+    measured(method.drafters[0]).save(run.calibration)
     for asked in ([1, 4], {1: 0.5, 64: 0.5}):
         with pytest.raises(InvalidInput, match="at most 1 sequence at once, but got batch_size"):
             search(run, batch_sizes=asked, engine=engine, method=method.name)

@@ -90,6 +90,7 @@ class TestTransformers:
     @pytest.mark.parametrize(
         ("setting", "rule"), [({"repetition_penalty": 1.5}, None), ({"min_p": 1.0}, REJECTED), ("pad_token_id", None)]
     )
+    @pytest.mark.long
     def test_checkpoint_settings(self, generate, tmp_path, setting, rule):
         """Settings and padding of the checkpoints change neither text nor length."""
         from transformers import AutoTokenizer
@@ -101,6 +102,7 @@ class TestTransformers:
         expected = generate("draft-model", draft, acceptance=rule)
         assert generate("draft-model", drafter, model=model, acceptance=rule) == expected
 
+    @pytest.mark.long
     def test_other_vocabulary(self, generate, tmp_path):
         """A draft model with another vocabulary guesses by text."""
         from transformers import AutoModelForCausalLM
@@ -113,6 +115,7 @@ class TestTransformers:
         assert text == generate("ngram", length=0)[0]
         assert any(guessed)
 
+    @pytest.mark.long
     def test_chat_template(self, generate, tmp_path):
         """A chat model gets its template."""
         template = "<{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}>{% if add_generation_prompt %}:{% endif %}"

@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import asdict, is_dataclass
 from itertools import product
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from tests.helpers.engine_rows import CHAIN_OPTIONS, COPIED, READERS, chains, check_read_back, export, flags
+from tests.helpers.engine_rows import COPIED, READERS, chains, check_read_back, export, flags
 from treeopt import __version__
 from treeopt.cli import cli
 from treeopt.engines.base import COMMANDS
@@ -27,7 +26,6 @@ from treeopt.records.drafters import BLOCKS
 from treeopt.report import engine_table
 from treeopt.report.engine_table import FACTS
 from treeopt.trees.draft import DynamicTree
-from treeopt.trees.shapes import SHAPES
 from treeopt.trees.tree import Tree
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "engines.md"
@@ -59,23 +57,59 @@ def draft_for(method):
     return Tree.chain(3) if method.limits.only_chains else Tree.dense([2, 1])
 
 
-@pytest.mark.parametrize(("engine", "drafter"), CHAIN_OPTIONS, ids="-".join)
-def test_options_of_a_chain(engine, drafter):
-    """The options of a chain of three guesses, engine by engine."""
-    written, expected = chain(engine, drafter), CHAIN_OPTIONS[engine, drafter]
-    if isinstance(expected, str):
-        assert expected in written.command
-        if engine not in ("mlc-llm", "mlx-lm", "exllamav3", "edge-llm", "onnx-genai"):
-            assert tree_in(written.files[COMMANDS]) == Tree.chain(3)
-    else:
-        (text,) = [text for name, text in written.files.items() if name.endswith((".json", ".yml"))]
-        settings = yaml.safe_load(text)
-        assert settings.get("speculative_config", settings) == expected
+# How each engine is told its drafter; the readers check lengths.
+WORDS = {
+    "exllamav3": {"draft-model": "--draft_model_dir DRAFTER", "mtp": "--mtp", "ngram": "--ngram_match_min 1"},
+    "llama-cpp": {
+        "draft-model": "draft-simple --spec-draft-model DRAFTER.gguf", "eagle3": "draft-eagle3 --spec-draft-model DRAFTER.gguf",
+        "dflash": "draft-dflash --spec-draft-model DRAFTER.gguf", "dflash2": "draft-dflash --spec-draft-model DRAFTER.gguf",
+        "dspark": "draft-dspark --spec-draft-model DRAFTER.gguf", "mtp": "draft-mtp --spec-draft-n-max",
+        "ngram": "ngram-simple --spec-ngram-simple-size-n 3",
+    },
+    "edge-llm": {
+        "eagle3": "--specDraftTopK 1 --specDraftStep 3", "mtp": "--specDraftTopK 1 --specDraftStep 3",
+        "dflash": "--specDraftTopK 1 --specDraftStep 1", "dspark": "--specDraftTopK 1 --specDraftStep 1",
+    },
+    "lmdeploy": {
+        "eagle3": "--speculative-algorithm eagle3 --speculative-draft-model DRAFTER", "mtp": "--backend pytorch --speculative-algorithm deepseek_mtp",
+        "dflash": "--speculative-algorithm dflash --speculative-draft-model DRAFTER",
+    },
+    "mlc-llm": {"draft-model": "small_draft --overrides 'spec_draft_length=3;max_num_sequence=4'", "eagle": "--speculative-mode eagle"},
+    "mlx-lm": {"draft-model": "--draft-model DRAFTER"},
+    "onnx-genai": {
+        "draft-model": '"min_adaptive_k": 0, "cooldown": false', "ngram": '"ngram_size": 4, "ngram_chained_lookup": false',
+        "dflash2": "dflash2_path=DRAFTER dflash2_num_draft_tokens=3", "dspark": "dspark_path=DRAFTER dspark_num_draft_tokens=3",
+    },
+    "openvino": {"draft-model": '"num_assistant_tokens": 3', "ngram": '"max_ngram_size": 3'},
+    "redrafter": {"redrafter": "--greedy_search=True --beam_width=1 --beam_length=4"},
+    "rtp-llm": {"mtp": "--sp_type mtp", "eagle3": "--sp_type eagle", "dspark": "--sp_type dspark"},
+    "sglang": {
+        "eagle3": "EAGLE3 --speculative-draft-model-path DRAFTER", "mtp": "NEXTN --speculative-num-steps 3",
+        "draft-model": "STANDALONE --speculative-draft-model-path DRAFTER", "dflash2": "DFLASH --speculative-draft-model-path DRAFTER",
+        "dspark": "DSPARK --speculative-draft-model-path DRAFTER", "ngram": "NGRAM --speculative-num-draft-tokens 4 --speculative-ngram-max-bfs-breadth 1",
+    },
+    "tensorrt-llm": {
+        "eagle3": "Eagle3", "mtp": "MTP", "draft-model": "Draft_Target", "ngram": "NGram", "dflash": "DFlash", "dspark": "DSpark", "pard": "PARD",
+    },
+    "tgi": {"medusa": "--model-id HEADS --speculate", "ngram": "--model-id BASE --speculate"},
+    "transformers": {"draft-model": '"num_assistant_tokens_schedule": "constant"', "ngram": '"max_matching_ngram_size": 3'},
+    "vllm": {
+        "eagle3": '"method": "eagle3", "model": "DRAFTER"', "dflash2": '"method": "dflash", "model": "DRAFTER"', "mtp": '"method": "mtp", "num',
+        "p-eagle": '"method": "eagle3", "model": "DRAFTER", "parallel_drafting": true', "dspark": '"method": "dspark", "model": "DRAFTER"',
+        "pard": '"method": "draft_model", "model": "DRAFTER", "parallel_drafting": true', "suffix": '"method": "suffix", "num',
+        "ngram": '"prompt_lookup_max": 3, "prompt_lookup_min": 1', "draft-model": '"method": "draft_model", "model": "DRAFTER", "num',
+    },
+}  # fmt: skip
 
 
-def test_options_table_is_complete():
-    """Every engine of chains has a row."""
-    assert {engine for engine, _ in CHAINS} == {engine for engine, _ in CHAIN_OPTIONS}
+@pytest.mark.parametrize("engine", dict.fromkeys(engine for engine, _ in CHAINS))
+def test_options_of_a_chain(engine):
+    """An engine is told its drafter, and every command with the length is read back by `import-tree`."""
+    for drafter, words in WORDS[engine].items():
+        written = chain(engine, drafter)
+        assert words in "".join(written.files.values()), drafter
+        if re.search(r"--[\w-]+[ =][34]\b", written.command) and engine not in ("mlx-lm", "exllamav3", "edge-llm"):
+            assert tree_in(written.files[COMMANDS]) == Tree.chain(3), drafter
 
 
 # For every method
@@ -119,6 +153,8 @@ def test_files(engine, method, tmp_path):
     assert written.command in written.files[COMMANDS]
     options = {word.partition("=")[0] for word in written.command.split() if word[:2] == "--"}
     assert options <= flags(written.files).keys()
+    if not any(tmp_path.iterdir()):
+        return
     ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "E4,E7,E9,F,I,B,S,UP", tmp_path]
     done = subprocess.run(ruff, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
@@ -205,7 +241,6 @@ def test_unknown_names():
         ("edge-llm", "dflash", {}, "--maxVerifyTreeSize 4 or more"),
         ("vllm", "draft-model", {}, "vocabularies of MODEL and DRAFTER"),
         ("vllm", "eagle3", {"lengths": chains((1, 4, 5), (5, None, 1))}, "drops the schedule and keeps 5"),
-        ("vllm", "medusa", {}, "removed upstream in 0.33.0; it is for releases up to 0.32.0"),
         ("tensorrt-llm", "eagle3", {"lengths": chains((1, 8, 4), (9, None, 2))}, "4096"),
         ("tensorrt-llm", "draft-model", {"lengths": chains((1, 8, 4), (9, None, 0))}, "one token"),
     ],
@@ -321,18 +356,6 @@ def test_page_tables():
     assert refreshed(page) == page, f"refresh it: {REFRESH}"
 
 
-def test_ngrams_of_tensorrt_llm():
-    """TensorRT-LLM's n-grams get no key for rejection sampling."""
-
-    def written(**rule):
-        return export("tensorrt-llm", Tree.chain(3), num_heads=5, drafter="ngram", acceptance=rule)
-
-    for rule in ("greedy", "sample-then-match"):
-        assert "rejection" not in "".join(written(rule=rule, temperature=0.7).files.values())
-    with pytest.raises(InvalidInput, match="tensorrt-llm with ngram accepts by the rule greedy or sample"):
-        written(rule="rejection", temperature=0.7)
-
-
 @pytest.mark.parametrize("drafter_id", ["ngram", None])
 def test_note_on_lookup(drafter_id):
     """A note says whether the engine looks n-grams up as treeopt's drafter does."""
@@ -343,19 +366,6 @@ def test_note_on_lookup(drafter_id):
         (note,) = [note for note in notes if note.startswith(f"{engine} looks n-grams up ")]
         assert ("as treeopt does" in note) == (engine in fits)
         assert ("so its tokens per step differ" in note) == (engine not in fits)
-
-
-@named(METHODS)
-def test_method_fields(engine, method):
-    """Every field of a method is filled in."""
-    assert method.limits.shape in SHAPES
-    assert method.drafters
-    assert method.rules[0] == "greedy"
-    assert re.search(r"\w/\w", method.source), "a repository and a file, or a pull request"
-    assert re.search(r"\d", method.checked), "a release, or a commit and its month"
-    assert all([method.carrier, method.versions])
-    assert method.status == "live" or (method.status in engine_table.available(method) and "removed" in method.status)
-    assert [other.name for other in ENGINES[engine].methods].count(method.name) == 1
 
 
 def listed(*words, columns=300):
@@ -378,20 +388,6 @@ def test_list_engines():
     words = set(re.findall(r"[^\s│,]+", " ".join(lines)))
     assert {kind for _, method in METHODS for kind in method.drafters} | set(ENGINES) <= words  # none is broken
     assert {word for _, method in METHODS for word in engine_table.checked(method).split()} <= words
-
-
-def test_list_engines_json():
-    """The JSON has all fields of a method."""
-    rows = json.loads(listed("engines", "--json"))["engines"]
-    assert [(row["engine"], row["method"]) for row in rows] == [(e, m.name) for e, m in METHODS]
-    for row, (_, method) in zip(rows, METHODS, strict=True):
-        assert row["package"] == ENGINES[row["engine"]].package
-        assert row["unplanned"] == ENGINES[row["engine"]].unplanned
-        assert row["runs_here"] == engine_table.runs_here(ENGINES[row["engine"]])
-        for name in row.keys() - {"engine", "title", "package", "method", "unplanned", "runs_here"}:
-            value = getattr(method.limits if hasattr(method.limits, name) else method, name)
-            value = asdict(value) if is_dataclass(value) else value
-            assert row[name] == (list(value) if isinstance(value, tuple) else value), name
 
 
 def test_an_engine_runs_here_if_its_server_is_on_the_path(tmp_path, monkeypatch):

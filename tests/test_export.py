@@ -166,7 +166,7 @@ def test_misread_tree(engines, choices, words):
             export(Tree.from_choices(choices), engine)
 
 
-@pytest.mark.parametrize("engine", ["medusa", "neuron-medusa", "tensorrt-llm", "modelopt", "tgi", "vllm", "mlc-llm"])
+@pytest.mark.parametrize("engine", ["medusa", "neuron-medusa", "tensorrt-llm", "modelopt", "tgi", "mlc-llm"])
 def test_tree_deeper_than_heads(engine):
     """A tree deeper than the heads is refused."""
     with pytest.raises(InvalidInput, match=r"up to 2 deep, one guess per head, but this one is 3.*max_depth=2"):

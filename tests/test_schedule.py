@@ -269,8 +269,8 @@ class TestWithinAnEngine:
         assert request.engine.method == "draft-len"
         with pytest.raises(InvalidInput, match=r"drafter is eagle3\. It runs in eagle2, edge-llm, llama-cpp"):
             request_for(engine_log("eagle3"), engine="medusa")
-        with pytest.raises(InvalidInput, match="vllm with medusa runs drafters"):
-            request_for(engine_log("eagle3"), engine="vllm", method="medusa")
+        with pytest.raises(InvalidInput, match="vllm with suffix runs drafters"):
+            request_for(engine_log("eagle3"), engine="vllm", method="suffix")
 
 
 def test_what_there_is_against_a_mix_is_of_the_mix():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tests.engines_live.archives import AWAY, NotThereError, Release, newest_archive, release_of
 from tests.engines_live.places import NOT_THERE, PLACES, Place
 from tests.engines_live.readings import READINGS, Reading, words_read
-from tests.engines_live.written import Word, words_of_engine, words_of_method
+from tests.engines_live.written import Word, words_of_engine
 from treeopt.engines.registry import ENGINES
 
 HEADS = ("engine", "release", "checked against", "facts", "gone")
@@ -33,17 +33,16 @@ class Fact:
 
 @dataclass(frozen=True)
 class Report:
-    """What was found of an engine: its release, the facts looked up, those gone, and what else is new."""
+    """What was found of an engine: its release, the facts looked up, and those gone."""
 
     engine: str
     release: str
     checked: str
     facts: int = 0
     gone: tuple[str, ...] = ()
-    news: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        return [f"{self.engine} {self.release}: {line}" for line in (*self.gone, *self.news)]
+        return [f"{self.engine} {self.release}: {line}" for line in self.gone]
 
 
 def place_of(engine: str, word: Word) -> Place | None:
@@ -96,20 +95,10 @@ def facts_of(engine: str) -> list[Fact]:
     return [*written.values(), *read, *map(fact_of_reading, READINGS.get(engine, ()))]
 
 
-def revived(engine: str, release: Release) -> list[str]:
-    """Methods that the table says were removed, and whose every word the release has."""
-    return [
-        f"{method.name} is {method.status} in the table, but all that it writes is there"
-        for method in ENGINES[engine].methods
-        if method.status != "live"
-        and not any(fact_of(engine, word, "").problem(release) for word in words_of_method(engine, method))
-    ]
-
-
 def report_of(engine: str, release: Release) -> Report:
     facts = facts_of(engine)
     gone = tuple(line for fact in facts if (line := fact.gone(release)))
-    return Report(engine, release.version, checked_of(engine), len(facts), gone, tuple(revived(engine, release)))
+    return Report(engine, release.version, checked_of(engine), len(facts), gone)
 
 
 def checked_of(engine: str) -> str:

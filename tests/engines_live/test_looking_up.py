@@ -56,13 +56,6 @@ def test_a_file_that_is_gone_is_said():
     assert not [line for line in report_of("vllm", Release("9.9", texts)).gone if "file is gone" in line]
 
 
-def test_a_removed_method_that_is_back_is_news():
-    path = "vllm/config/speculative.py"
-    back = VLLM.texts[path].replace("Method = Literal[", "Method = Literal['medusa', ")
-    (line,) = report_of("vllm", Release("9.9", {**VLLM.texts, path: back})).lines()
-    assert line.startswith("vllm 9.9: medusa is removed")
-
-
 @pytest.mark.parametrize("engine", PACKAGED)
 def test_every_word_has_a_place_to_be_looked_up_in(engine):
     lacking = [str(word) for word in {**words_of_engine(engine), **words_read(engine)} if not place_of(engine, word)]

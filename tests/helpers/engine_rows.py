@@ -1,4 +1,4 @@
-"""The contract of engines: the options of a chain for each, and ports of their own readers.
+"""The contract of engines: ports of their own readers.
 
 A reader gives the tree, the lengths or the settings that the engine decodes with. It fails where the engine would.
 """
@@ -524,86 +524,6 @@ READ_COPIED: dict[str, Callable[[Files], tuple[str, dict[str, Any]]]] = {
 }  # fmt: skip
 
 
-# Options of a chain of three guesses by engine and drafter, in the command or in a file
-
-DRAFT = "--speculative-draft-model-path DRAFTER"
-STEPS = "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
-LLAMA = "--spec-draft-n-max 3 --spec-draft-n-min 0 --spec-draft-p-min 0"
-RTP = "--sp_model_type DRAFTER_TYPE --sp_checkpoint_path DRAFTER --gen_num_per_cycle 3"
-NUMBER = "--speculative-num-draft-tokens 3"
-VLLM = {"model": "DRAFTER", "num_speculative_tokens": 3}
-TRT = {"max_draft_len": 3}
-ASSISTED = {"do_sample": False, "num_assistant_tokens": 3}
-FIXED = {"max_draft_tokens": 3, "min_adaptive_k": 0, "cooldown": False}
-CHAIN_OPTIONS = {
-    ("exllamav3", "draft-model"): "--draft_model_dir DRAFTER --num_draft_tokens 3",
-    ("exllamav3", "mtp"): "--mtp --num_draft_tokens 3",
-    ("exllamav3", "ngram"): "--ngram_match_min 1 --num_draft_tokens 3",
-    ("llama-cpp", "draft-model"): f"--spec-type draft-simple --spec-draft-model DRAFTER.gguf {LLAMA}",
-    ("llama-cpp", "eagle3"): f"--spec-type draft-eagle3 --spec-draft-model DRAFTER.gguf {LLAMA}",
-    ("llama-cpp", "mtp"): f"--spec-type draft-mtp {LLAMA}",  # its own layers
-    ("llama-cpp", "dflash"): f"--spec-type draft-dflash --spec-draft-model DRAFTER.gguf {LLAMA}",
-    ("edge-llm", "eagle3"): "--specDecode --specDraftTopK 1 --specDraftStep 3 --specVerifySize 4",
-    ("edge-llm", "mtp"): "--specDecode --specDraftTopK 1 --specDraftStep 3 --specVerifySize 4",
-    ("edge-llm", "dflash"): "--specDecode --specDraftTopK 1 --specDraftStep 1 --specVerifySize 4 --dflashBlockSize 4",
-    ("edge-llm", "dspark"): "--specDecode --specDraftTopK 1 --specDraftStep 1 --specVerifySize 4",
-    ("llama-cpp", "dflash2"): f"--spec-type draft-dflash --spec-draft-model DRAFTER.gguf {LLAMA}",
-    ("llama-cpp", "dspark"): f"--spec-type draft-dspark --spec-draft-model DRAFTER.gguf {LLAMA}",
-    ("llama-cpp", "ngram"): "--spec-type ngram-simple --spec-ngram-simple-size-n 3 --spec-ngram-simple-size-m 3",
-    ("lmdeploy", "eagle3"): f"--speculative-algorithm eagle3 --speculative-draft-model DRAFTER {NUMBER}",
-    ("lmdeploy", "mtp"): f"--backend pytorch --speculative-algorithm deepseek_mtp {NUMBER}",
-    ("lmdeploy", "dflash"): f"--speculative-algorithm dflash --speculative-draft-model DRAFTER {NUMBER}",
-    ("mlc-llm", "draft-model"): "small_draft --overrides 'spec_draft_length=3;max_num_sequence=4'",
-    ("mlc-llm", "eagle"): "--speculative-mode eagle --overrides spec_draft_length=3",
-    ("mlx-lm", "draft-model"): "--draft-model DRAFTER --num-draft-tokens 3",
-    ("onnx-genai", "draft-model"): {"search": {"do_sample": False}, "speculative": FIXED},
-    ("onnx-genai", "ngram"): {
-        "search": {"do_sample": False},
-        "speculative": {**FIXED, "ngram_size": 4, "ngram_chained_lookup": False},
-    },
-    ("onnx-genai", "dflash2"): "dflash2_path=DRAFTER dflash2_num_draft_tokens=3 max_draft_tokens=3",
-    ("onnx-genai", "dspark"): "dspark_path=DRAFTER dspark_num_draft_tokens=3 max_draft_tokens=3",
-    ("openvino", "draft-model"): ASSISTED,
-    ("openvino", "ngram"): {**ASSISTED, "max_ngram_size": 3},
-    ("redrafter", "redrafter"): "--greedy_search=True --beam_width=1 --beam_length=4",
-    ("rtp-llm", "mtp"): f"--sp_type mtp {RTP}",
-    ("rtp-llm", "eagle3"): f"--sp_type eagle {RTP}",
-    ("rtp-llm", "dspark"): f"--sp_type dspark {RTP}",
-    ("sglang", "eagle3"): f"--speculative-algorithm EAGLE3 {DRAFT} {STEPS}",
-    ("sglang", "mtp"): f"--speculative-algorithm NEXTN {STEPS}",
-    ("sglang", "draft-model"): f"--speculative-algorithm STANDALONE {DRAFT} {STEPS}",
-    ("sglang", "ngram"): "NGRAM --speculative-num-draft-tokens 4 --speculative-ngram-max-bfs-breadth 1",
-    ("sglang", "dflash"): f"DFLASH {DRAFT} --speculative-num-draft-tokens 4",  # the root too
-    ("sglang", "dflash2"): f"DFLASH {DRAFT} --speculative-num-draft-tokens 4",
-    ("sglang", "dspark"): f"DSPARK {DRAFT} --speculative-dspark-block-size 3",
-    ("tensorrt-llm", "eagle3"): {"decoding_type": "Eagle3", **TRT, "speculative_model": "DRAFTER"},
-    ("tensorrt-llm", "mtp"): {"decoding_type": "MTP", **TRT},
-    ("tensorrt-llm", "draft-model"): {"decoding_type": "Draft_Target", **TRT, "speculative_model": "DRAFTER"},
-    ("tensorrt-llm", "ngram"): {"decoding_type": "NGram", **TRT, "max_matching_ngram_size": 3},
-    ("tensorrt-llm", "dflash"): {"decoding_type": "DFlash", **TRT, "speculative_model": "DRAFTER"},
-    ("tensorrt-llm", "dspark"): {"decoding_type": "DSpark", **TRT, "speculative_model": "DRAFTER"},
-    ("tensorrt-llm", "pard"): {"decoding_type": "PARD", **TRT, "speculative_model": "DRAFTER"},
-    ("tgi", "medusa"): "text-generation-launcher --model-id HEADS --speculate 3",
-    ("tgi", "ngram"): "text-generation-launcher --model-id BASE --speculate 3",
-    ("transformers", "draft-model"): {
-        **ASSISTED,
-        "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": 0.0,
-    },
-    ("transformers", "ngram"): {"do_sample": False, "prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 3},
-    ("vllm", "eagle3"): {"method": "eagle3", **VLLM},
-    ("vllm", "dflash"): {"method": "dflash", **VLLM},
-    ("vllm", "dflash2"): {"method": "dflash", **VLLM},
-    ("vllm", "p-eagle"): {"method": "eagle3", "parallel_drafting": True, **VLLM},
-    ("vllm", "pard"): {"method": "draft_model", "parallel_drafting": True, **VLLM},
-    ("vllm", "dspark"): {"method": "dspark", **VLLM},
-    ("vllm", "draft-model"): {"method": "draft_model", **VLLM},
-    ("vllm", "mtp"): {"method": "mtp", "num_speculative_tokens": 3},
-    ("vllm", "ngram"): {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1, "num_speculative_tokens": 3},
-    ("vllm", "suffix"): {"method": "suffix", "num_speculative_tokens": 3},
-    ("vllm", "medusa"): {"method": "medusa", **VLLM, "model": "HEADS"},
-}
-
 READERS: dict[tuple[str, str], Reader] = {
     ("medusa", "choices"): read_medusa,
     ("hydra", "choices"): read_hydra,
@@ -622,7 +542,7 @@ READERS: dict[tuple[str, str], Reader] = {
     ("tensorrt-llm", "dynamic-tree"): read_tensorrt_dynamic,
     ("modelopt", "specbench-medusa"): read_modelopt,
     ("tgi", "speculate"): BY_FLAG["tgi"],
-    **dict.fromkeys((("vllm", name) for name in ("batch-size", "parallel", "suffix", "medusa")), read_vllm),
+    **dict.fromkeys((("vllm", name) for name in ("batch-size", "parallel", "suffix")), read_vllm),
     **dict.fromkeys((("sglang", name) for name in ("adaptive", "steps", "dflash", "dspark")), read_sglang),
     ("sglang", "dynamic-tree"): read_sglang_tree,
     ("llama-cpp", "number"): read_llama_cpp,

@@ -43,8 +43,8 @@ def method_of(engine: str, drafter: str | None = None, method: str | None = None
 
     Raises Unsupported for an unknown name, InvalidInput for a drafter that the engine or the method cannot run.
 
-    >>> method_of("vllm", "medusa").limits.shape
-    'chain'
+    >>> method_of("tensorrt-llm", "medusa").limits.shape
+    'any'
     >>> method_of("tgi", "redrafter")
     Traceback (most recent call last):
     treeopt.errors.InvalidInput: tgi runs drafters of the kinds medusa, ngram, but this drafter is redrafter. It runs in \
@@ -109,8 +109,8 @@ def search_for(method: Method) -> str:
 def removal_notes(method: Method) -> list[str]:
     """A note if the engine's newest releases do not have the method any more.
 
-    >>> removal_notes(method_of("vllm", "medusa"))
-    ['This way into vLLM was removed upstream in 0.33.0; it is for releases up to 0.32.0.']
+    >>> removal_notes(method_of("tensorrt-llm", "medusa"))
+    ['This way into TensorRT-LLM was removed upstream in PR #15918; it is for TensorRT engines, up to 1.2.']
     """
     if method.status == "live":
         return []

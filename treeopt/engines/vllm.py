@@ -46,16 +46,14 @@ SCHEDULED = ("eagle3", "eagle", "mtp", "draft-model", "ngram", "dflash", "dflash
 METHODS = {"draft-model": "draft_model", "dflash2": "dflash", "p-eagle": "eagle3", "pard": "draft_model"}
 PARALLEL = ("p-eagle", "pard")
 DRAFTERS = {  # kinds of drafter by method
-    method: tuple(kind for kind in (*SCHEDULED, *PARALLEL, "suffix", "medusa") if METHODS.get(kind, kind) == method)
-    for method in ("eagle3", "eagle", "mtp", "draft_model", "ngram", "dflash", "dspark", "suffix", "medusa")
+    method: tuple(kind for kind in (*SCHEDULED, *PARALLEL, "suffix") if METHODS.get(kind, kind) == method)
+    for method in ("eagle3", "eagle", "mtp", "draft_model", "ngram", "dflash", "dspark", "suffix")
 }
 ANY_LENGTH = "All lengths have the same guesses; those deeper than DRAFTER was trained for are seldom right."
-MODELS = dict.fromkeys(("mtp", "ngram", "suffix"), None) | {"medusa": "HEADS"}  # all others have a DRAFTER
-MEDUSA_UNTIL = "0.32.0"
+ALONE = ("mtp", "ngram", "suffix")  # all others have a DRAFTER
 NOTES = {
     "draft-model": "vLLM does not start where the vocabularies of MODEL and DRAFTER differ in size, unless the config has "
     '"use_heterogeneous_vocab": true, which goes with greedy drafts alone.',
-    "medusa": "HEADS must be in vLLM's own layout, as published for it: treeopt reads that, and does not write it",
     "dflash": "vLLM does not start with a DFlash drafter whose config.json has sample_from_anchor: true.",
     "dspark": "Releases from 0.26.0 on may refuse fewer tokens than DRAFTER's block (PR #47419).",
     **dict.fromkeys(PARALLEL, ANY_LENGTH),
@@ -66,14 +64,14 @@ NOTES = {
 def write(served: Ranges[Draft], about: About) -> Written:
     """Command and config for one chain length, or for a length per range of batch sizes.
 
-    Medusa's proposer asserts that the length never changes; suffix decoding runs on model runner V1, which drops a schedule.
+    Suffix decoding runs on model runner V1, which drops a schedule.
     """
     kind, longest = about.drafter, max(draft.depth for *_, draft in served)
     if longest == 0:
         return plain("vllm serve MODEL")
     config: dict[str, object] = {"method": METHODS.get(kind, kind)}
-    if model := MODELS.get(kind, "DRAFTER"):
-        config["model"] = model
+    if kind not in ALONE:
+        config["model"] = "DRAFTER"
     if kind == "ngram":
         config["prompt_lookup_max"], config["prompt_lookup_min"] = LOOKED_UP, 1
     if kind in PARALLEL:
@@ -312,8 +310,4 @@ ENGINE = ServingEngine(name="vllm", title="vLLM", package="vllm", server="vllm s
            source="vllm-project/vllm vllm/config/speculative.py, vllm/config/vllm.py", write=write),
     copied.method("vllm", "arctic", write=write_copied, checked="0.33.0, arctic-inference 0.1.1", carrier="--speculative-config",
                   source="vllm-project/vllm vllm/config/speculative.py, snowflakedb/ArcticInference arctic_inference/vllm/config.py"),
-    Method(name="medusa", checked="0.32.0", drafters=("medusa",), rules=("greedy", "sample"), carrier=CONFIG,
-           versions=f"releases up to {MEDUSA_UNTIL}",
-           status="removed upstream in 0.33.0", source="vllm-project/vllm vllm/v1/spec_decode/medusa.py",
-           write=write),
 ))  # fmt: skip

@@ -47,7 +47,7 @@ def takes(method: Method) -> str:
 
     >>> from treeopt.engines.registry import ENGINES
     >>> [takes(method) for method in ENGINES["vllm"].methods]
-    ['a chain for each batch size', 'one chain', 'one chain', 'copied text', 'one chain']
+    ['a chain for each batch size', 'one chain', 'one chain', 'copied text']
     """
     if method.by_batch_size:
         return f"{'a dynamic tree' if method.limits.dynamic else 'a chain'} for each batch size"
@@ -64,8 +64,8 @@ def checked(method: Method) -> str:
     """The release, month or commit that a method was checked against, or when it was removed, in a few words.
 
     >>> from treeopt.engines.registry import ENGINES
-    >>> [checked(method) for method in ENGINES["vllm"].methods]
-    ['0.33.0', '0.33.0', '0.33.0', '0.33.0', 'removed in 0.33.0']
+    >>> [checked(method) for method in ENGINES["tensorrt-llm"].methods][:2]
+    ['removed in PR #15918', '0004396']
     """
     if method.status != "live":
         return method.status.replace("upstream ", "")
