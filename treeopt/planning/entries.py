@@ -70,13 +70,10 @@ def entry_of(table: Table, selection: Selection, answers: Answers | None) -> Pla
     )
 
 
-def tree_entry(
-    source: Source, table: Table, selection: Selection, *, budget: int, alone: Figure | None = None
-) -> PlanEntry:
+def tree_entry(source: Source, table: Table, selection: Selection, budget: int) -> PlanEntry:
     """The chosen candidate beside the best trees of other kinds.
 
     budget : rows that were asked for
-    alone  : of a draft for a mix, what the best for this batch size alone reaches; ties of a mix are those of all
     """
     i, entry = selection.chosen, entry_of(table, selection, source.answers)
     candidate = table.candidates[i]
@@ -90,9 +87,7 @@ def tree_entry(
         entry,
         others=_others(table, entry.chosen, i),
         growth_order=order,
-        runner_up=None if alone else entry.runner_up,
         accepted=shares.tolist(),
-        own=alone,
         warnings=[*entry.warnings, *source.caveats(tree, budget=budget, most=most)],
         curve=_curve(table),
     )

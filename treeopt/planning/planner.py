@@ -57,19 +57,17 @@ def plan_trees(record: Accuracies, profile: LatencyProfile | None = None, reques
     reach = max((cost.reach[0] for cost in costs.values()), default=limits.budget)
     within = asdict(replace(limits, budget=min(limits.budget, reach)))
     tables = tree_tables(source, limits, request, costs)
-    alone: list[Figure | None] = [None] * len(tables)
     if mix is None:
         selections = select_all(tables)
         schedule = schedule_of(list(zip(tables, selections, strict=True)))
     else:
-        alone = [figure_of(table, select(table).chosen) for table in tables]
         tables = common(tables)
-        whole = mixed(tables, [mix[table.batch_size] / sum(mix.values()) for table in tables])
-        selections = [select(whole)] * len(tables)
+        best = select(mixed(tables, [mix[table.batch_size] / sum(mix.values()) for table in tables]))
+        selections = [replace(best, runner_up=None)] * len(tables)
         schedule = [ONE_FOR_ALL]
     entries = [
-        tree_entry(source, table, selection, budget=request.limits.budget, alone=own)
-        for table, selection, own in zip(tables, selections, alone, strict=True)
+        tree_entry(source, table, selection, request.limits.budget)
+        for table, selection in zip(tables, selections, strict=True)
     ]
     drafter: DrafterRecord = source.meta.get("drafter") or DrafterRecord()
     return Plan(

@@ -67,7 +67,6 @@ class PlanEntry:
     tied_sizes    : sizes that the data cannot tell from the fastest; where one draft serves a mix, over the mix
     runner_up     : the fastest draft of another size
     accepted      : share of the steps that emit 0, 1, ... guesses
-    own           : the best draft for this batch size alone, where one draft serves a mix
     curve         : the best fixed tree of every size; the settings that were compared, where text is copied
     """
 
@@ -80,7 +79,6 @@ class PlanEntry:
     tied_sizes: list[Positive] = field(default_factory=list)
     runner_up: Figure | None = None
     accepted: list[Share] = field(default_factory=list)
-    own: Figure | None = None
     groups: dict[str, Figure] = field(default_factory=dict)
     curve: list[Figure] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -265,7 +263,7 @@ class Plan(JsonRecord):
             return self
         figures = [entry.serving(takes) for entry in self.entries]
         entries = tuple(
-            entry if figure is entry.chosen else replace(entry, chosen=figure, own=None)
+            entry if figure is entry.chosen else replace(entry, chosen=figure)
             for entry, figure in zip(self.entries, figures, strict=True)
         )
         return replace(self, entries=entries, schedule=[])

@@ -110,25 +110,13 @@ def _ties(entry: PlanEntry, runner: Figure) -> str:
 
 
 def mixture(plan: Plan) -> str:
-    """What one tree for a mix of loads reaches, and what it costs not to have one for each; empty without a mix."""
+    """What the rows of a mix of loads are; empty without a mix."""
     if not plan.mix:
         return ""
-    said = "A percentage is the share of the time that the server decodes so many sequences at once."
-    total, own = plan.over_mix(lambda e: e.chosen), plan.over_mix(lambda e: e.own)
-    if total is None or own is None:
-        return said
-    speedup = plan.mix_speedup or 1.0
-    each = ", ".join(f"{loss:.1%} at batch size {size}" for size, loss in _sharing(plan))
     return (
-        f"{said} The row of the mix has the mean over the time: {speedup:.2f} times plain decoding. With its own tree for "
-        f"each batch size it would be {speedup * own / total:.2f}: sharing one costs {max(1 - total / own, 0):.1%} over "
-        f"the mix ({each})."
+        "A percentage is the share of the time that the server decodes so many sequences at once; the row of the mix has the "
+        "mean over the time."
     )
-
-
-def _sharing(plan: Plan) -> list[tuple[int, float]]:
-    """What one tree for a mix loses at each batch size against its own."""
-    return [(e.batch_size, max(1 - e.chosen.rate / e.own.rate, 0.0)) for e in plan.entries if e.own]
 
 
 def schedule(plan: Plan) -> str:
@@ -166,7 +154,7 @@ def _range(part: BatchRange) -> str:
 
 
 def written_for(plan: Plan, sizes: Sequence[int | None]) -> list[str]:
-    """For which load an export is; of one draft for a mix, what it loses against each batch size's own.
+    """For which load an export is.
 
     sizes : batch sizes whose drafts are written; None alone for a schedule, or for the one draft that all have
     """
@@ -174,9 +162,7 @@ def written_for(plan: Plan, sizes: Sequence[int | None]) -> list[str]:
         total = sum(plan.mix.values())
         shares = [f"{amount / total:.0%} of the time at {size}" for size, amount in sorted(plan.mix.items())]
         load = f"the mix of batch sizes ({', '.join(shares)})"
-        losses = ", ".join(f"{loss:.1%} at {size}" for size, loss in _sharing(plan))
-        price = f" Against each batch size's own tree it loses {losses}." if losses else ""
-        return [f"Written for {load}: {plan.entries[0].draft.words}.{price}"]
+        return [f"Written for {load}: {plan.entries[0].draft.words}."]
     if list(sizes) == [None] and len(plan.entries) > 1:
         return [f"Written for all batch sizes. {schedule(plan)}"]
     entries = [plan.entry(size) for size in sizes]
