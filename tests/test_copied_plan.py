@@ -191,7 +191,7 @@ def test_steps_cost_what_their_rows_do_on_average():
 
     def mean(batch_size, counts):
         draft = CopiedText.of("vllm:ngram", {}, len(counts) - 1, 1)
-        candidate = Candidate("", draft, Rates(), row_counts=np.array(counts))
+        candidate = Candidate("", draft, Rates.expected(), row_counts=np.array(counts))
         return mean_ms([candidate], StepCosts(profile, batch_size))[0]
 
     assert mean(1, rows) == pytest.approx(float(rows @ ms[:5] / 10))

@@ -32,7 +32,7 @@ from treeopt.trees.draft import TreeSize
 from treeopt.trees.shapes import Limits
 
 SIZES = (1, 2, 4, 8)
-CANDIDATES = [Candidate("grown", TreeSize(size, depth), Rates()) for depth, size in enumerate(SIZES)]
+CANDIDATES = [Candidate("grown", TreeSize(size, depth), Rates.expected()) for depth, size in enumerate(SIZES)]
 
 
 def option(batch_size: int, throughput: list[float], tied: list[int]) -> tuple[Table, Selection]:

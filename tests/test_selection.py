@@ -137,7 +137,7 @@ def test_what_another_size_clearly_beats_is_not_tied_with_a_fastest_that_is_hard
     c = Table(
         1,
         1,
-        [Candidate("grown", TreeSize(size, depth), Rates()) for size, depth in ((1, 0), (4, 2), (8, 3))],
+        [Candidate("grown", TreeSize(size, depth), Rates.expected()) for size, depth in ((1, 0), (4, 2), (8, 3))],
         rates,
         draws,
         1e3 * ones,

@@ -83,7 +83,7 @@ def score_tree(record: Accuracies, tree: Tree, *, grown_here: bool = False) -> S
                 f"This {source.kind} ends at rank {source.num_ranks - 1} and depth {source.num_heads}. {unknown - deep} of the "
                 f"{size - 1} guesses lie beyond that and count as never accepted, so the figures are lower bounds."
             )
-    if rates.steps is None or best.steps is None:
+    if not rates.is_counted:
         notes.append("Predicted from marginal accuracies alone: independent heads, nothing held out.")
     elif tree == best_tree:
         rates, error = best, 0.0

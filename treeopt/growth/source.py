@@ -321,7 +321,7 @@ class CalibrationSource(Source):
         for size in sizes.tolist():
             if (own := self.record.of_length(size - 1)) is not self.record:
                 tokens[size - 1] = product_values(own.accept, paths[:size]).sum()
-        return [Rates(expected=1 + self.record.drafted * (float(tokens[size - 1]) - 1)) for size in sizes]
+        return [Rates.expected(1 + self.record.drafted * (float(tokens[size - 1]) - 1)) for size in sizes]
 
     def row_counts(self, size: int) -> IntArray | None:
         without = self.meta.get("steps_without_draft") or 0

@@ -30,11 +30,19 @@ from treeopt.trees.tree import Tree
 MOST_ANEW = 64  # dynamic trees, or those over marginals, the fastest by estimate, that are in the table
 
 
-def tree_tables(source: Source, limits: Limits, request: PlanRequest, costs: Mapping[int, StepCosts]) -> list[Table]:
+def tree_tables(
+    source: Source,
+    limits: Limits,
+    request: PlanRequest,
+    costs: Mapping[int, StepCosts],
+    *,
+    served: Sequence[Candidate] = (),
+) -> list[Table]:
     """The trees that can be chosen at each batch size; without latencies every size of the deepest ones, and chains.
 
     limits : with the deepest that the source can judge
     costs  : batch size to what steps cost; empty without a profile
+    served : drafts that are compared with these, and stand behind them
     """
     deepest, candidates = limits.max_depth or 0, list[Candidate]()
     for depth in range(1 if costs else deepest, deepest + 1):  # each tree is seen under its own limit
@@ -56,7 +64,7 @@ def tree_tables(source: Source, limits: Limits, request: PlanRequest, costs: Map
         candidates = [candidate for candidate in candidates if candidate.depth in (0, *request.lengths)]
     twins = {IDLE if cost.is_idle else AS_IT_COMES for cost in costs.values() if cost.twin}
     candidates += [replace(candidates[0], group=group) for group in sorted(twins)]
-    return tables_of(candidates, request, costs, deepest=deepest)
+    return tables_of([*candidates, *served], request, costs, deepest=deepest)
 
 
 def text_tables(settings: Sequence[Candidate], request: PlanRequest, costs: Mapping[int, StepCosts]) -> list[Table]:

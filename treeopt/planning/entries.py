@@ -52,7 +52,7 @@ def entry_of(table: Table, selection: Selection, answers: Answers | None) -> Pla
     """The chosen candidate at one batch size, whoever drafts it, as judged on the answers."""
     i, runner_up = selection.chosen, selection.runner_up
     candidate, chosen = table.candidates[i], figure_of(table, i)
-    steps, accepted = candidate.rates.steps, candidate.accepted
+    rates, accepted = candidate.rates, candidate.accepted
     return PlanEntry(
         batch_size=table.batch_size,
         context_tokens=table.context,
@@ -60,7 +60,7 @@ def entry_of(table: Table, selection: Selection, answers: Answers | None) -> Pla
         basis=Basis(
             sequences=answers.num_sequences if answers else None,
             conversations=candidate.conversations or None,
-            steps=None if steps is None else int(steps.sum()),
+            steps=int(rates.steps.sum()) if rates.is_counted else None,
         ),
         tied_sizes=sorted({int(size) for size in table.sizes[selection.tied]}),
         runner_up=None if runner_up is None else figure_of(table, runner_up, chosen=i),

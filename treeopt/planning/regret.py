@@ -15,19 +15,19 @@ C conversations · n candidates · K depths · R ranks · B bootstrap draws
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.growth.rates import Rates
 from treeopt.growth.source import Source, source_of
 from treeopt.latency.costs import StepCosts
 from treeopt.planning.candidates import tree_tables
 from treeopt.planning.entries import figure_of
 from treeopt.planning.request import REQUEST, PlanRequest
 from treeopt.planning.select import select
-from treeopt.planning.table import Candidate, Floats, Table, priced, unpriced
+from treeopt.planning.table import Candidate, Floats, Table
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws
 from treeopt.records.calibration import Calibration
 from treeopt.records.estimate import Estimate
@@ -43,6 +43,7 @@ from treeopt.trees.tree import IntArray, Tree
 
 FEWEST = 5  # conversations that a group needs to be judged: one for each fold
 ONLY_CHAINS = EngineLimits(shape="chain")
+SERVED = "served"  # group of the candidates that the plan has for these answers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,27 +81,6 @@ class Regret:
         return self.loss.ends[0] > tolerance
 
 
-@dataclass(frozen=True, eq=False)
-class Taken:
-    """What decoding takes, conversation by conversation, with what was chosen for each.
-
-    steps, tokens : (C,) · which : (C,) row of ms · ms : (n, 1 + B) latency of a step, first the estimate
-    """
-
-    steps: IntArray
-    tokens: IntArray
-    which: IntArray
-    ms: Floats
-
-    def rates(self) -> Floats:
-        """(1 + B,) tokens over time, then with other conversations and rounds of timing, drawn alike for all."""
-        drawn = conversation_draws(len(self.steps))
-        ms = self.ms[:, 1 : 1 + len(drawn)]
-        time = sum((drawn @ np.where(self.which == k, self.steps, 0)) * ms[k] for k in np.unique(self.which))
-        rate = self.tokens.sum() / max((self.steps * self.ms[self.which, 0]).sum(), 1e-12)
-        return np.append(rate, drawn @ self.tokens / np.maximum(time, 1e-12))
-
-
 def plan_losses(
     plan: Plan, record: Accuracies, profile: LatencyProfile | None = None, engine: PlanRequest = REQUEST
 ) -> list[Regret]:
@@ -121,23 +101,25 @@ def plan_losses(
     for entry in plan.entries:
         draft, limits = _judged(entry, source, plan.limits(Limits()))
         limits = limits if profile else replace(limits, budget=len(draft))
-        table, costs = _table(source, plan, entry, limits, profile, engine)
-        rates, n = source.rates(draft), None if source.answers is None else source.answers.num_conversations
-        ms = _ms_of(draft, rates, table, costs)
-        over_best = _over(source, draft, rates, ms, table)
-        over_plain = _over(source, draft, rates, ms, table.only(np.array([table.plain])))
-        served = Figure(
-            draft=draft,
-            batch_size=entry.batch_size,
-            tokens_per_step=rates.estimate,
-            step_ms=None if costs is None else Estimate(ms[0]),
-            plain_ms=None if costs is None else float(table.ms[table.plain]),
-            speedup=Estimate.of_draws(over_plain[0], over_plain[1:], n or BOOTSTRAPS),
+        served = Candidate(SERVED, draft, source.rates(draft))
+        table, rivals = _tables(source, plan, entry, limits, profile, engine, [served])
+        n, place = served.conversations, len(rivals.candidates)
+        everywhere = np.ones(max(n, 1), dtype=np.int64)
+        ours, plain = (_throughput(source, table, i * everywhere) for i in (place, table.plain))
+        best = _throughput(source, table, best_places(source, rivals))
+        speedup = Estimate.of_draws(ours[0] / plain[0], ours[1:] / plain[1:], n or BOOTSTRAPS)
+        figure = replace(
+            figure_of(table, place), tokens_per_step=served.rates.estimate, tokens_per_s=None, speedup=speedup
         )
-        loss = Estimate.of_draws(1 - over_best[0], 1 - over_best[1:], n or BOOTSTRAPS)
-        best = figure_of(table, int(table.throughput.argmax()))
-        planned = entry.chosen.tokens_per_step.value if draft == entry.draft else None
-        regrets.append(Regret(loss=loss, served=served, best=best, planned=planned, conversations=n))
+        regrets.append(
+            Regret(
+                loss=Estimate.of_draws(1 - ours[0] / best[0], 1 - ours[1:] / best[1:], n or BOOTSTRAPS),
+                served=figure,
+                best=figure_of(table, int(rivals.throughput.argmax())),
+                planned=entry.chosen.tokens_per_step.value if draft == entry.draft else None,
+                conversations=n or None,
+            )
+        )
     return regrets
 
 
@@ -166,21 +148,24 @@ def group_losses(
     whole, sources = source_of(trace), {name: source_of(part) for name, part in parts.items()}
     names = np.array(trace.conversation_groups())
     for entry in plan.entries:
-        table, _ = _table(whole, plan, entry, limits, profile, engine)
-        shared, served = best_of(table, whole), figure_of(table, select(table).chosen)
+        shared, _ = _tables(whole, plan, entry, limits, profile, engine)
+        places, served = best_places(whole, shared), figure_of(shared, select(shared).chosen)
         for name, part in sources.items():
-            alone, costs = _table(part, plan, entry, limits, profile, engine)
             among = np.flatnonzero(names == name)
-            n, which, ms = len(among), shared.which[among], shared.ms.copy()  # in the context of the group
-            for i in np.unique(which).tolist() if costs else ():
-                candidate = table.candidates[i]
-                ms[i] = _ms_of(candidate.draft, candidate.rates, alone, costs)
-            ours = Taken(shared.steps[among], shared.tokens[among], which, ms)
-            lost = 1 - ours.rates() / best_of(alone, part).rates()
-            loss = Estimate.of_draws(lost[0], lost[1:], n)
-            best = figure_of(alone, select(alone).chosen)
+            which, each = np.unique(places[among], return_inverse=True)
+            ours = [
+                replace(shared.candidates[i], group=SERVED, rates=shared.candidates[i].rates.on(among)) for i in which
+            ]
+            table, rivals = _tables(part, plan, entry, limits, profile, engine, ours)  # in the context of the group
+            lost = 1 - _throughput(part, table, len(rivals.candidates) + each) / _throughput(
+                part, table, best_places(part, rivals)
+            )
+            loss = Estimate.of_draws(lost[0], lost[1:], len(among))
+            best = figure_of(rivals, select(rivals).chosen)
             accepted = float(part.calibration.accept[0, 0]) if part.calibration else None
-            regrets.append(Regret(loss=loss, served=served, best=best, group=name, conversations=n, accepted=accepted))
+            regrets.append(
+                Regret(loss=loss, served=served, best=best, group=name, conversations=len(among), accepted=accepted)
+            )
     return regrets
 
 
@@ -195,66 +180,74 @@ def _judged(entry: PlanEntry, source: Source, limits: Limits) -> tuple[Draft, Li
     return draft, replace(limits, shape="chain")
 
 
-def _table(
-    source: Source, plan: Plan, entry: PlanEntry, limits: Limits, profile: LatencyProfile | None, engine: PlanRequest
-) -> tuple[Table, StepCosts | None]:
-    """All drafts that could be chosen for a source at an entry's batch size, in the source's context or else the entry's."""
+def _tables(
+    source: Source,
+    plan: Plan,
+    entry: PlanEntry,
+    limits: Limits,
+    profile: LatencyProfile | None,
+    engine: PlanRequest,
+    served: Sequence[Candidate] = (),
+) -> tuple[Table, Table]:
+    """All drafts that could be chosen for a source at an entry's batch size, with those that are served behind them and without.
+
+    Latencies are those of the source's context, or else the entry's. Raises OutOfRange if that of a served draft is not known.
+    """
     limits = replace(limits, max_depth=limits.depth(source.num_heads))
-    costs = None
-    request = replace(engine, limits=limits, batch_sizes=[entry.batch_size])
+    costs = {}
     if profile is not None:
         context = source.usual_context or entry.context_tokens
-        profile = profile.as_deep_as(plan.width or source.num_heads)
-        costs = StepCosts(profile, entry.batch_size, context)
-        limits = replace(limits, budget=min(limits.budget, max(costs.reach[0], 2)))
-    (table,) = tree_tables(source, limits, request, {} if costs is None else {entry.batch_size: costs})
-    return table, costs
+        cost = StepCosts(profile.as_deep_as(plan.width or source.num_heads), entry.batch_size, context)
+        costs = {entry.batch_size: cost}
+        limits = replace(limits, budget=min(limits.budget, max(cost.reach[0], 2)))
+    request = replace(engine, limits=limits, batch_sizes=[entry.batch_size])
+    (table,) = tree_tables(source, limits, request, costs, served=served)
+    for candidate in served:
+        if candidate not in table.places:
+            raise OutOfRange(
+                f"The profile must cover the plan's tree of {candidate.size} rows, {candidate.depth} deep: add it with treeopt "
+                f"profile --sizes {candidate.size}."
+            )
+    return table, table.only(np.arange(len(table.candidates) - len(served)))
 
 
-def _ms_of(draft: Draft, rates: Rates, table: Table, costs: StepCosts | None) -> Floats:
-    """(1 + B,) latency of a draft's step, by the same draws as those of the candidates; OutOfRange if it is not known."""
-    for i, candidate in enumerate(table.candidates):
-        if costs is None or candidate.outline.cost == draft.cost:
-            return np.append(table.ms[i], table.ms_draws[i])
-    assert costs is not None
-    judged = [Candidate("", draft, rates)]
-    alone = priced(unpriced(table.batch_size, judged, table.rates[:1], table.ms_draws[:1]), costs)
-    if not alone.candidates:
-        raise OutOfRange(
-            f"The profile must cover the plan's tree of {len(draft)} rows, {draft.depth} deep: add it with treeopt profile "
-            f"--sizes {len(draft)}."
-        )
-    return np.append(alone.ms, alone.ms_draws)
+def best_places(source: Source, table: Table) -> IntArray:
+    """(C,) place of the best candidate for each conversation: that which is fastest on the other folds.
 
-
-def best_of(table: Table, source: Source) -> Taken:
-    """What the best candidates take: each fold of conversations has the candidate that is fastest on all others."""
-    assert source.answers is not None
-    rates = [candidate.rates for candidate in table.candidates]
-    steps = np.stack([rate.steps for rate in rates if rate.steps is not None])
-    tokens = np.stack([rate.tokens for rate in rates if rate.tokens is not None])
-    every, which = np.arange(steps.shape[1]), np.zeros(steps.shape[1], dtype=np.int64)
+    The fastest of all where there are no conversations.
+    """
+    if source.answers is None:
+        return np.array([table.throughput.argmax()])
+    steps, tokens = table.steps, table.tokens
+    best = np.zeros(steps.shape[1], dtype=np.int64)
     folds = fold_numbers(source.answers)[np.unique(source.answers.clusters, return_index=True)[1]]
     for fold in np.unique(folds):
         others = folds != fold
         rate = tokens[:, others].sum(1) / np.maximum(steps[:, others].sum(1) * table.ms, 1e-12)
-        which[folds == fold] = int(rate.argmax())
-    return Taken(steps[which, every], tokens[which, every], which, np.column_stack([table.ms, table.ms_draws]))
+        best[folds == fold] = rate.argmax()
+    return best
 
 
-def _over(source: Source, draft: Draft, rates: Rates, ms: Floats, rivals: Table) -> Floats:
-    """(1 + B,) throughput of a draft over that of the best of its rivals; counts alone are drawn again."""
-    if rates.steps is not None and rates.tokens is not None:
-        ours = Taken(rates.steps, rates.tokens, np.zeros(len(rates.steps), dtype=np.int64), ms[None])
-        return ours.rates() / best_of(rivals, source).rates()
-    i = int(rivals.throughput.argmax())
-    tree, rival = draft_tree(draft), draft_tree(rivals.candidates[i].draft)  # dynamic trees are not judged by counts
-    assert source.calibration is not None
-    tokens, best_tokens = (
-        1 + source.calibration.drafted * (tokens_of(each, drawn_accept(source.calibration.of_length(each.depth))) - 1)
-        for each in (tree.cut(max_depth=source.num_heads, max_rank=source.num_ranks - 1), rival)
+def _throughput(source: Source, table: Table, places: IntArray) -> Floats:
+    """(1 + B,) tokens over time, by the (C,) candidate that decodes each conversation; first the estimate, then the draws.
+
+    Counts alone are drawn again.
+    """
+    if source.answers is None:
+        assert source.calibration is not None
+        place = int(places[0])  # of a fixed tree: others are not judged by counts
+        tree = draft_tree(table.candidates[place].draft).cut(max_depth=source.num_heads, max_rank=source.num_ranks - 1)
+        tokens = tokens_of(tree, drawn_accept(source.calibration.of_length(tree.depth)))
+        tokens = 1 + source.calibration.drafted * (tokens - 1)
+        return np.asarray(tokens / np.append(table.ms[place], table.ms_draws[place]))
+    conversations = np.arange(len(places))
+    steps, tokens = table.steps[places, conversations], table.tokens[places, conversations]
+    drawn = conversation_draws(len(places))
+    time = sum(
+        (drawn @ np.where(places == i, steps, 0)) * table.ms_draws[i, : len(drawn)] for i in np.unique(places).tolist()
     )
-    return np.asarray(tokens / best_tokens * np.append(rivals.ms[i], rivals.ms_draws[i]) / ms)
+    rate = tokens.sum() / max((steps * table.ms[places]).sum(), 1e-12)
+    return np.append(rate, drawn @ tokens / np.maximum(time, 1e-12))
 
 
 def drawn_accept(calibration: Calibration) -> Floats:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,7 +82,7 @@ class Candidate:
     @property
     def conversations(self) -> int:
         """How many there are to draw again; 0 where nothing can be replayed."""
-        return 0 if self.rates.tokens is None else len(self.rates.tokens)
+        return len(self.rates.tokens) if self.rates.is_counted else 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +113,16 @@ class Table:
         return np.array([candidate.size for candidate in self.candidates], dtype=np.int64)
 
     @cached_property
+    def steps(self) -> IntArray:
+        """(n, C) steps of every candidate in each conversation."""
+        return np.stack([candidate.rates.steps for candidate in self.candidates])
+
+    @cached_property
+    def tokens(self) -> NDArray[Any]:
+        """(n, C) tokens of every candidate in each conversation."""
+        return np.stack([candidate.rates.tokens for candidate in self.candidates])
+
+    @cached_property
     def groups(self) -> NDArray[np.str_]:
         return np.array([candidate.group for candidate in self.candidates])
 
@@ -139,7 +150,7 @@ class Table:
     @cached_property
     def is_noisy(self) -> bool:
         """Whether anything is known of how uncertain throughputs are."""
-        return self.candidates[0].rates.steps is not None or bool(self.ms_stderr.any())
+        return self.candidates[0].rates.is_counted or bool(self.ms_stderr.any())
 
     @cached_property
     def throughput(self) -> Floats:
