@@ -22,10 +22,11 @@ from treeopt.files.provenance import machine
 from treeopt.growth.source import source_of
 from treeopt.pipeline.profile.placement import timing_trees, tree_families
 from treeopt.records.rundir import RunDirectory
-from treeopt.runtime.decode import Decoder, Setup, decode
+from treeopt.runtime.decode import Decoder, decode
 from treeopt.runtime.measure.ranks import collect_trace
 from treeopt.runtime.prompts.sets import Conversation
 from treeopt.runtime.session import Session, open_session
+from treeopt.runtime.setup import Setup
 from treeopt.runtime.stepper import Pass
 from treeopt.runtime.stop import StopRule
 from treeopt.trees.tree import Tree

@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 import torch
+from treeopt.pipeline.decoding import Decoding, decode
 
 from treeopt import pipeline
 from treeopt.files.provenance import machine
 from treeopt.pipeline.bench import held_out
-from treeopt.pipeline.decoding import Decoding, decode
 from treeopt.pipeline.entrants import plain_and_chosen, rivals
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.plan import PlanEntry

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from treeopt.latency.rounds import Visit, Visitor
 from treeopt.runtime.cache import TreeCache
-from treeopt.runtime.decode import Decoder, Setup, synchronize
+from treeopt.runtime.decode import Decoder, synchronize
 from treeopt.runtime.drafters.protocol import TreeTensors
+from treeopt.runtime.setup import Setup
 from treeopt.runtime.stepper import PLAIN
 from treeopt.trees.tree import Tree
 

@@ -21,6 +21,7 @@ from math import inf
 from pathlib import Path
 
 import torch
+from treeopt.pipeline.decoding import Decoding, decode
 
 from treeopt import pipeline
 from treeopt.files.provenance import machine
@@ -28,7 +29,6 @@ from treeopt.growth.grow import grow
 from treeopt.growth.replay import replay, tells
 from treeopt.latency.costs import StepCosts
 from treeopt.pipeline.bench import held_out
-from treeopt.pipeline.decoding import Decoding, decode
 from treeopt.pipeline.entrants import Entrant, plain_and_chosen, rivals
 from treeopt.records.benchmark import AS_IT_COMES, FEWEST_LAUNCHES, IDLE, Benchmark
 from treeopt.records.estimate import Estimate

@@ -22,11 +22,12 @@ from treeopt.growth.source import source_of
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
 from treeopt.records.calibration import Calibration
 from treeopt.runtime.acceptance.rules import Typical
-from treeopt.runtime.decode import AnswerRow, decode
-from treeopt.runtime.measure.bench import measure_quality
+from treeopt.runtime.decode import decode
 from treeopt.runtime.measure.probe import collect_probe
+from treeopt.runtime.measure.quality import measure_quality
 from treeopt.runtime.measure.ranks import collect_trace, turn_prompts
 from treeopt.runtime.session import Session, open_session
+from treeopt.runtime.setup import AnswerRow
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 

@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -26,13 +27,16 @@ from hypothesis import strategies as st
 from treeopt.cli import cli
 from treeopt.engines.imports import read_measurement
 from treeopt.errors import Unsupported
+from treeopt.records.contender import Block, Prompt
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.medusa import MedusaHeads
 from treeopt.runtime.prompts.chat import ChatFormat
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
+from treeopt.runtime.stepper import Stepper
 from treeopt.runtime.target import Target
+from treeopt.trees.draft import Draft
 from treeopt.trees.tree import Tree
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -263,3 +267,9 @@ def treeopt(*arguments: object, code: int = 0) -> str:
     """What a command prints, or what it says where it could not."""
     result = invoke(*arguments, code=code)
     return result.stdout if code == 0 else result.stderr
+
+
+def decoded(stepper: Stepper, draft: Draft | None, prompts: Sequence[Sequence[int]], rows: int = 1) -> Block:
+    """The block of a stepper that decodes some prompts, so many at a time."""
+    (block,) = stepper.decode([Prompt(prompt) for prompt in prompts], draft, rows)
+    return block

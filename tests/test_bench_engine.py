@@ -4,20 +4,21 @@ import itertools
 import json
 import shutil
 from dataclasses import replace
+from importlib import import_module
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 import treeopt as api
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.source import source_of
-from treeopt.pipeline.decoding import Contest, _asked
+from treeopt.pipeline.bench import asked_prompts
+from treeopt.pipeline.contest import contest
 from treeopt.pipeline.entrants import Entrant, own_entrants
 from treeopt.records.benchmark import Benchmark
+from treeopt.records.contender import Prompt
 from treeopt.records.rundir import RunDirectory
-from treeopt.records.trace import RankTrace
 from treeopt.report.bench_table import bench_tables, closing
 from treeopt.report.verdict import measured
 from treeopt.runtime.acceptance.rules import Sampling
@@ -25,9 +26,7 @@ from treeopt.runtime.decode import decode
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.engines.transformers import Transformers
-from treeopt.runtime.measure.bench import BlockVisit
-from treeopt.runtime.measure.ranks import Prompt
-from treeopt.runtime.stepper import decode_block
+from treeopt.runtime.setup import Setup
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
@@ -54,7 +53,7 @@ def test_lookup_looks_for_as_many_tokens_as_it_is_said_to():
     target, places = Target(tiny_model()), itertools.product(range(8, 12), range(12, 15), range(15, 18), range(6, 20))
     prompts = ([20, b, c, 23, 21, a, b, c, right, 22, a, b, c] for a, b, c, right in places)
     prompt = next(p for p in prompts if int(target.model(torch.tensor([p])).logits[0, -1].argmax()) == p[8])
-    passes = said(Transformers(target, PromptLookup(VOCABULARY), STOP), prompt, 4)
+    passes = said(Transformers(Setup(target, PromptLookup(VOCABULARY), STOP)), prompt, 4)
     (ours,) = decode(target, PromptLookup(VOCABULARY), [prompt], Tree.chain(4), batch_size=1, stop=STOP)
     assert flat(passes) == ours.tokens
     assert len(passes[0]) > 1
@@ -62,13 +61,22 @@ def test_lookup_looks_for_as_many_tokens_as_it_is_said_to():
 
 def test_guesses_that_are_split_again_may_be_more_than_were_told():
     """The benchmark is of the longest chain that was accepted; it is not refused when all is decoded."""
-    reference = RankTrace(np.zeros((7, 4), int), np.array([0, 7]), np.arange(6, 13), meta={"top_k": 1})
-    contest = Contest(Target(tiny_model()), [Prompt((1,), "a", "", 0)], reference, 1)
-    said = {"plain": [[n] for n in range(6, 13)], "chain of 1": [[6], [7, 8, 9, 10], [11, 12]]}
-    runs = {name: decode_block(Recorded(passes), Tree.chain(1), [(0, [1])], STOP) for name, passes in said.items()}
-    entrants = {"plain": Entrant(), "chain of 1": Entrant(Tree.chain(1), is_replayable=False)}
-    visits = [BlockVisit(round=0, prompts=[0], runs=runs)]
-    assert [contest.contender(name, entrant, visits).size for name, entrant in entrants.items()] == [1, 4]
+    target = Target(tiny_model())
+    setup, passes = (
+        Setup(target, PromptLookup(VOCABULARY), STOP),
+        {1: [[n] for n in range(6, 13)], 2: [[6], [7, 8, 9, 10], [11, 12]]},
+    )
+
+    class Splitting(Recorded):
+        def answer(self, prompts, draft, rows=1):
+            self.passes = passes[len(draft)]
+            return super().answer(prompts, draft, rows)
+
+    engine = Splitting([])
+    engine.setup = setup
+    result = contest(engine, {"chain of 1": Entrant(Tree.chain(1), is_replayable=False)}, [Prompt((1,), "a")])
+    assert [contender.size for contender in result.contenders] == [1, 4]
+    assert [contender.steps for contender in result.contenders] == [6, 2]
 
 
 @pytest.mark.parametrize("kind", ["tree", "chain"])
@@ -82,7 +90,7 @@ def test_the_best_chain_is_decoded_once_where_it_is_the_plan(tmp_path, kind):
 
 def test_what_the_library_raises_is_a_sentence_and_leaves_the_model_as_it_was(monkeypatch):
     target = Target(tiny_model())
-    engine, config = Transformers(target, first_layers(target), STOP), target.model.generation_config
+    engine, config = Transformers(Setup(target, first_layers(target), STOP)), target.model.generation_config
     with monkeypatch.context() as patch:
         patch.setattr(target.model.model.layers[1], "forward", lambda *a, **k: 1 / 0)
         with pytest.raises(InvalidInput, match="must be able to answer, but unknown: ZeroDivisionError"):
@@ -173,31 +181,29 @@ def test_a_draft_model_with_other_rows_guesses_text():
     opened = api.open("demo", drafter="draft", dtype="float64")
     prompt = opened.prompts.next_prompt(opened.prompts.conversations[0], [])
     stop = StopRule(frozenset(), 6, at_loops=False)
-    plain = said(Transformers(opened.target, opened.drafter, stop), prompt, 0)
+    plain = said(Transformers(Setup(opened.target, opened.drafter, stop)), prompt, 0)
     model = opened.drafter.model.model
     model.resize_token_embeddings(model.config.vocab_size + 8, mean_resizing=False)
     more = DraftModel(Target(model, opened.drafter.model.tokenizer), opened.target.vocab_size)
-    engine = Transformers(opened.target, more, stop)
+    engine = Transformers(Setup(opened.target, more, stop))
     assert "splits it into tokens again" in engine.about
     assert flat(said(engine, prompt, 3)) == flat(plain)
 
 
-def test_an_engine_is_asked_at_once_and_only_later_turns_follow_plain_answers(monkeypatch):
+def test_only_later_turns_follow_plain_answers(session, tmp_path, monkeypatch):
     """Three conversations, the second of two turns: its answers alone are wanted, and prompts stay in the conversations' order."""
     asked, chats = [], [SimpleNamespace(first=(i,), sha256=f"{i}", group="", num_turns=1 + (i == 1)) for i in range(3)]
 
-    def answered(decoding, conversations):
-        asked.append([c.sha256 for c in conversations])
-        return SimpleNamespace()
+    def collected(session, conversations, *_, **__):
+        asked.append([conversation.sha256 for conversation in conversations])
 
     def turns(prompts, reference):
-        return [Prompt((1,), "1", "", 0), Prompt((1, 8, 2), "1", "", 0)]
+        return [Prompt((1,), "1"), Prompt((1, 8, 2), "1")]
 
-    monkeypatch.setattr("treeopt.pipeline.decoding._plain_answers", answered)
+    monkeypatch.setattr(import_module("treeopt.pipeline.bench"), "collect", collected)
     monkeypatch.setattr("treeopt.runtime.measure.ranks.turn_prompts", turns)
-    decoding = SimpleNamespace(engine="an engine", session=SimpleNamespace(prompts=None))
-    prompts, _ = _asked(decoding, chats)
+    prompts = asked_prompts(session, chats, 8, tmp_path)
     assert asked == [["1"]]
-    assert [(one.tokens, one.cluster) for one in prompts] == [((0,), 0), ((1,), 1), ((1, 8, 2), 1), ((2,), 2)]
-    prompts, reference = _asked(decoding, [chats[0], chats[2]])
-    assert (len(prompts), reference, len(asked)) == (2, None, 1)
+    assert [(prompt.text, prompt.cluster) for prompt in prompts] == [((0,), 0), ((1,), 1), ((1, 8, 2), 1), ((2,), 2)]
+    assert len(asked_prompts(session, [chats[0], chats[2]], 8, tmp_path)) == 2
+    assert len(asked) == 1

@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 from treeopt.growth.heldout import folds
 from treeopt.growth.rates import rates_by_group
 from treeopt.growth.source import source_of
+from treeopt.pipeline.contest import blocks_of
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
+from treeopt.records.contender import Prompt
 from treeopt.records.trace import End, RankTrace
-from treeopt.runtime.decode import Setup, decode
-from treeopt.runtime.measure.bench import blocks_of
-from treeopt.runtime.measure.ranks import Prompt, collect_trace, turn_prompts
+from treeopt.runtime.decode import decode
+from treeopt.runtime.measure.ranks import collect_trace, turn_prompts
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
+from treeopt.runtime.setup import Setup
 from treeopt.runtime.stop import StopRule
 from treeopt.trees.shapes import Limits
 
@@ -54,7 +56,7 @@ def test_turns_are_answered_after_the_answers_before_them(target, heads, batch_s
                 tokens += said + prompts.chat.tokenizer(text)["input_ids"]
             (row,) = decode(target, None, [tokens], batch_size=1, stop=stop)
             assert row.tokens == answers[s]
-            assert turn_prompts(prompts, trace)[s].tokens == tuple(tokens)
+            assert turn_prompts(prompts, trace)[s].text == tuple(tokens)
             s += 1
 
 

@@ -21,9 +21,9 @@ from treeopt.records.benchmark import Benchmark
 from treeopt.records.requestlog import Request, RequestLog
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.bench_table import bench_table
-from treeopt.runtime.decode import Setup
 from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.engines import open_stepper
+from treeopt.runtime.setup import Setup
 from treeopt.runtime.stepper import PLAIN
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import load_target

@@ -9,7 +9,7 @@ from treeopt import demo
 from treeopt.demo.corpus import fingerprint, is_held_out, standard_library
 from treeopt.errors import InvalidInput
 from treeopt.runtime.decode import decode
-from treeopt.runtime.measure.bench import logit_gap
+from treeopt.runtime.measure.quality import logit_gap
 from treeopt.runtime.prompts.sets import DEMO_TOKENS, demo_prompts
 from treeopt.runtime.session import open_session
 from treeopt.runtime.stop import StopRule

@@ -18,7 +18,7 @@ from treeopt.growth.replay import accepted_lengths, length_counts, record_for, r
 from treeopt.records.drafters import DRAFTERS, RECIPES, kind_of_layout
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.rules import Greedy, Sampling
-from treeopt.runtime.decode import Decoder, Setup, decode
+from treeopt.runtime.decode import Decoder, decode
 from treeopt.runtime.drafters import part_of
 from treeopt.runtime.drafters.dflash import DFlashHeads
 from treeopt.runtime.drafters.draft_model import DraftModel
@@ -29,6 +29,7 @@ from treeopt.runtime.drafters.parallel import PardModel, PEagleHeads
 from treeopt.runtime.drafters.paths import DFlash2Heads, DSparkHeads
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.measure.ranks import Counts, collect_trace, rank_answers
+from treeopt.runtime.setup import Setup
 from treeopt.runtime.stepper import PLAIN
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target

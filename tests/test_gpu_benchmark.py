@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.records.profile import LatencyProfile
-from treeopt.runtime.decode import Setup, decode
+from treeopt.runtime.decode import decode
+from treeopt.runtime.setup import Setup
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target, device_name
 from treeopt.trees.tree import Tree

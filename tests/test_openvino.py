@@ -24,19 +24,19 @@ from treeopt.files.places import user_cache
 from treeopt.records.benchmark import AS_IT_COMES, Benchmark
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
-from treeopt.runtime.decode import Setup, decode
+from treeopt.runtime.decode import decode
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form
 from treeopt.runtime.drafters.layer import layer_config
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.engines import open_stepper, openvino
-from treeopt.runtime.stepper import decode_block
+from treeopt.runtime.setup import Setup
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.draft import DynamicTree
 from treeopt.trees.tree import Tree
 
-from .conftest import treeopt
+from .conftest import decoded, treeopt
 
 pytestmark = [
     pytest.mark.long,
@@ -144,12 +144,12 @@ def check(engine, target, drafter, tree):
     prompts = [tokens for _, tokens in PROMPTS]
     plain = decode(target, None, prompts, batch_size=1, stop=STOP)
     ours = decode(target, drafter, prompts, tree, batch_size=1, stop=STOP)
-    theirs = decode_block(engine, tree, PROMPTS, STOP).rows
-    assert [row.tokens for row in theirs] == [row.tokens for row in plain]
-    for row, own in zip(theirs, ours, strict=True):  # the last guesses fewer where few tokens are left
-        assert row.accepted[:-1] == own.accepted[:-1]
-        assert len(row.accepted) == len(own.accepted)
-    return [n for row in theirs for n in row.accepted]
+    theirs = decoded(engine, tree, prompts).answers
+    assert [answer.text for answer in theirs] == [row.tokens for row in plain]
+    for answer, own in zip(theirs, ours, strict=True):  # the last guesses fewer where few tokens are left
+        assert answer.accepted[:-1] == own.accepted[:-1]
+        assert len(answer.accepted) == len(own.accepted)
+    return [n for answer in theirs for n in answer.accepted]
 
 
 @pytest.mark.parametrize("tree", [Tree.chain(3), DynamicTree(3, 4, 11)], ids=["chain", "tree"])
@@ -260,11 +260,11 @@ def test_the_exported_program_decodes_as_bench_does(target, drafter, forced, tmp
         pytest.skip("trees are exact, whatever the plan was timed in")
     monkeypatch.setattr(openvino, "EXACT", forced)
     texts = ["the long way home from", "def area(width, height):\n    return width * height\n\ndef area(width"]
-    prompts = list(enumerate(target.tokenizer(text)["input_ids"] for text in texts))
+    prompts = [target.tokenizer(text)["input_ids"] for text in texts]
     made = {"ngram": lookup, "draft-model": half, "eagle3": tiny_layer}[kind](target)
     stop = StopRule(frozenset({target.tokenizer.eos_token_id}), 128, at_loops=False)  # GenAI heeds the tokenizer's
     engine = opened(target, made, stop)
-    ours = decode_block(engine, DynamicTree(3, 4, 11) if is_tree else Tree.chain(3), prompts, stop).rows
+    ours = decoded(engine, DynamicTree(3, 4, 11) if is_tree else Tree.chain(3), prompts).answers
     name = "openvino" if forced else "openvino-default"
     draft, method = (DynamicTree(3, 4, 11), "dynamic-tree") if is_tree else (Tree.chain(3), None)
     written = export("openvino", draft, method, drafter=kind, runtime={"name": name})
@@ -272,14 +272,14 @@ def test_the_exported_program_decodes_as_bench_does(target, drafter, forced, tmp
         (tmp_path / file).write_text(text)
     (tmp_path / "watch.py").write_text(WATCH)
     folders = folders_of(engine)
-    for text, row in zip(texts, ours, strict=True):
+    for text, answer in zip(texts, ours, strict=True):
         _, *words = (str({**folders, "PROMPT": text}.get(word, word)) for word in shlex.split(written.command))
         said = subprocess.run(
             [sys.executable, "watch.py", *words], cwd=tmp_path, capture_output=True, text=True, check=False
         )
         assert said.returncode == 0, said.stderr[-2000:]
         first, *steps = json.loads(said.stderr.splitlines()[-1])
-        assert (first, steps) == (1, [1 + accepted for accepted in row.accepted])
+        assert (first, steps) == (1, [1 + accepted for accepted in answer.accepted])
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,9 @@ from treeopt.latency.rounds import Visit, Visitor, margin_of_error, plan_rounds,
 from treeopt.pipeline.profile.placement import placed_sizes, shaped, timing_trees, tree_families
 from treeopt.records.calibration import Calibration
 from treeopt.records.profile import LatencyProfile
-from treeopt.runtime.decode import Decoder, Setup
+from treeopt.runtime.decode import Decoder
 from treeopt.runtime.session import Session
+from treeopt.runtime.setup import Setup
 from treeopt.runtime.stepper import StepVisits, rows_at
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target

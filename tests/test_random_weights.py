@@ -14,8 +14,9 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.grow import product_values
 from treeopt.records.calibration import Calibration
 from treeopt.records.rundir import RunDirectory
-from treeopt.runtime.decode import Decoder, Setup, decode
+from treeopt.runtime.decode import Decoder, decode
 from treeopt.runtime.random_weights import DrawnAcceptance, last_node_shares, open_random_session
+from treeopt.runtime.setup import Setup
 from treeopt.runtime.stepper import rows_at
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target, compile_target

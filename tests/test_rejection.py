@@ -16,11 +16,12 @@ from treeopt.growth.replay import replay
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.rejection import Rejection, SampledChain, accepted_tokens, next_probabilities
 from treeopt.runtime.acceptance.rules import NoiseStream, Sampling, gumbel_argmax, sequence_key, stream_states, uniforms
-from treeopt.runtime.decode import Setup, decode
+from treeopt.runtime.decode import decode
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.protocol import TreeTensors
 from treeopt.runtime.measure.ranks import collect_trace
 from treeopt.runtime.session import by_rejection
+from treeopt.runtime.setup import Setup
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree

@@ -17,14 +17,17 @@ from treeopt.cli import INTERRUPTED
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import npz, writing
 from treeopt.files.journal import Journal
+from treeopt.files.storage import document
 from treeopt.files.writing import discard
 from treeopt.latency.rounds import time_rounds
+from treeopt.pipeline.contest import Contest, interleaved
+from treeopt.pipeline.entrants import Entrant
+from treeopt.records.contender import Prompt
 from treeopt.records.rundir import RunDirectory
-from treeopt.runtime.decode import Decoder, Setup
-from treeopt.runtime.measure.bench import decode_contenders
-from treeopt.runtime.measure.ranks import Prompt
+from treeopt.runtime.decode import Decoder
 from treeopt.runtime.memory import with_less_memory
-from treeopt.runtime.stepper import PLAIN, StepVisits, decode_block
+from treeopt.runtime.setup import Setup
+from treeopt.runtime.stepper import StepVisits
 from treeopt.runtime.stop import StopRule
 from treeopt.trees.tree import Tree
 
@@ -239,27 +242,21 @@ def test_a_killed_profile_keeps_its_rounds(tmp_path, target, heads):
 
 
 def test_a_killed_benchmark_continues_behind_its_last_block(tmp_path, target, heads):
-    trees = {"plain": PLAIN, "tree": Tree.dense([3, 2])}
     prompts = [Prompt((1 + i, 2, 3), str(i), "", i) for i in range(5)]
-    setup, options = Setup(target, heads, StopRule(target.eos_ids, 12)), {"batch_size": 1, "rounds": 2}
-    own = Decoder(setup)
-    own.prepare([prompt.tokens for prompt in prompts], trees.values(), 1)
-
-    def decode(name, asked):
-        return decode_block(own, trees[name], asked, setup.stop)
-
-    whole = decode_contenders(decode, prompts, trees, **options)
+    own = Decoder(Setup(target, heads, StopRule(target.eos_ids, 12)))
+    match = Contest(own, {"plain": Entrant(), "tree": Entrant(Tree.dense([3, 2]))}, prompts)
+    own.prepare([prompt.text for prompt in prompts], [Tree.dense([3, 2])], 1)
     folder = tmp_path / "bench.partial"
     with pytest.raises(Killed):
-        decode_contenders(decode, prompts, trees, journal=KilledJournal(folder, 7), **options)
-    journal = Journal(folder, {})
-    kept = journal.documents()
-    visits = decode_contenders(decode, prompts, trees, journal=journal, **options)
-    assert [asdict(visit) for visit in visits[:7]] == kept
-    assert len(visits) == len(whole) == 10
-    for ours, theirs in zip(visits, whole, strict=True):  # all but the times
-        assert ours.prompts == theirs.prompts
-        assert all(ours.runs[name].rows == theirs.runs[name].rows for name in trees)
+        interleaved(match, 2, KilledJournal(folder, 7), lambda answers: None)
+    kept = Journal(folder, {}).documents()
+    blocks = interleaved(match, 2, Journal(folder, {}), lambda answers: None)
+    whole = interleaved(match, 2, Journal(tmp_path / "whole", {}), lambda answers: None)
+    for name in ("plain", "tree"):
+        assert document(blocks[name][:7]) == [block for turns in kept for block in turns[name]]
+        ours, theirs = ([(block.prompts, block.answers) for block in some[name]] for some in (blocks, whole))
+        assert ours == theirs  # all but the times
+        assert len(ours) == 10
 
 
 @pytest.mark.long

@@ -7,9 +7,10 @@ import pytest
 from treeopt import demo
 from treeopt.growth.replay import replay
 from treeopt.records.calibration import Calibration
-from treeopt.runtime.decode import Setup, decode
+from treeopt.runtime.decode import decode
 from treeopt.runtime.measure.ranks import Counts, rank_answers
 from treeopt.runtime.session import open_session
+from treeopt.runtime.setup import Setup
 from treeopt.runtime.stop import StopRule
 from treeopt.trees.draft import DynamicTree
 from treeopt.trees.tree import Tree

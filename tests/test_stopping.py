@@ -1,19 +1,22 @@
 """Contenders that lose by far stop early: how often that is wrong, what their intervals hold, and that it is said."""
 
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.helpers.runs import shown, some_bench
 from treeopt.files.journal import Journal
+from treeopt.pipeline.contest import Blocks, Contest, interleaved, slower
+from treeopt.pipeline.entrants import Entrant
 from treeopt.records.benchmark import LOOKS, Benchmark, loses_by_far
-from treeopt.records.contender import Contender
+from treeopt.records.contender import Answer, Block, Contender, Prompt
 from treeopt.report.bench_table import bench_table, bench_tables
 from treeopt.report.figures.bench import contenders_chart
-from treeopt.runtime.measure.bench import decode_contenders, slower
-from treeopt.runtime.measure.ranks import Prompt
-from treeopt.runtime.stepper import AnswerRun, BlockRun
+from treeopt.runtime.stepper import Stepper
+from treeopt.runtime.stop import StopRule
 from treeopt.trees.tree import Tree
 
 BLOCKS, DISTURBED = 64, 0.1
@@ -82,41 +85,62 @@ PROMPTS = [Prompt((1 + i, 2, 3), str(i), "ab"[i % 2], i) for i in range(24)]
 SECONDS = {"plain": 1.0, "chosen": 0.6, "slow": 1.2, "close": 0.6}
 
 
-def decode(name, asked):
-    """As a decoder would, by a clock that tells each contender's time."""
-    rows = [AnswerRun(id=i, tokens=[1] * 50, prefilled=1, accepted=[1] * 24) for i, _ in asked]
-    seconds = SECONDS[name] * (1 + 0.01 * (asked[0][0] % 5)) * (1 + 0.01 * (name == "close") * (-1) ** asked[0][0])
-    times = {"decode_s": seconds, "prefill_s": 0.1, "seconds": seconds, "processor_s": seconds}
-    return BlockRun(tokens=48, steps=24, passes=25, rows=rows, **times)
+class Timed(Stepper):
+    """Decodes nothing, by a clock that tells a contender's time."""
+
+    name, version, stop = "timed", "1", StopRule(frozenset(), 50)
+
+    def __init__(self, who: str = "") -> None:
+        self.who = who
+
+    def answer(self, prompts, draft, rows=1):
+        raise AssertionError
+
+    def decode(self, prompts, draft, rows=1):
+        place = prompts[0].cluster
+        seconds = SECONDS[self.who] * (1 + 0.01 * (place % 5)) * (1 + 0.01 * (self.who == "close") * (-1) ** place)
+        answers = [Answer(id=prompt.id, steps=24, tokens=50, identical=True, text=[1] * 50) for prompt in prompts]
+        places, group = [*range(len(prompts))], prompts[0].group
+        return [Block(round=0, prompts=places, tokens=48, steps=24, decode_s=seconds, group=group, answers=answers)]
+
+
+def decoded(folder: Path, drafts: Mapping[str, Tree], prompts=PROMPTS, rounds: int = 1) -> Blocks:
+    entrants = {name: Entrant(draft, stepper=Timed(name)) for name, draft in drafts.items()}
+    return interleaved(Contest(Timed(), entrants, prompts), rounds, Journal(folder, {}), lambda answers: None)
+
+
+CHAINS = {name: Tree.chain(n) for n, name in enumerate(SECONDS)}
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
-def test_only_the_rival_that_loses_by_far_stops(rounds):
-    visits = decode_contenders(decode, PROMPTS, SECONDS, batch_size=1, rounds=rounds)
-    assert len(visits) == 24 * rounds
-    ends = {name: sum(name in visit.runs for visit in visits) for name in SECONDS}
-    assert ends == {"plain": len(visits), "chosen": len(visits), "close": len(visits), "slow": 6}
-    groups = [PROMPTS[visit.prompts[0]].group for visit in visits[:6]]
-    assert set(groups) == {"a", "b"}  # what a look sees is of all groups
+def test_only_the_rival_that_loses_by_far_stops(tmp_path, rounds):
+    blocks = decoded(tmp_path, CHAINS, rounds=rounds)
+    whole = 24 * rounds
+    assert {name: len(some) for name, some in blocks.items()} == {
+        "plain": whole,
+        "chosen": whole,
+        "slow": 6,
+        "close": whole,
+    }
+    assert {block.group for block in blocks["plain"][:6]} == {"a", "b"}  # what a look sees is of all groups
 
 
 @pytest.mark.parametrize("kept", [3, 6, 17])
 def test_a_benchmark_that_goes_on_stops_whom_it_would_have_stopped(tmp_path, kept):
-    whole = decode_contenders(decode, PROMPTS, SECONDS, batch_size=1, rounds=1)
-    journal = Journal(tmp_path / "bench.partial", {})
-    for visit in whole[:kept]:
-        journal.append(asdict(visit))
-    assert decode_contenders(decode, PROMPTS, SECONDS, batch_size=1, rounds=1, journal=journal) == whole
+    whole = decoded(tmp_path / "whole", CHAINS)
+    documents, journal = Journal(tmp_path / "whole", {}).documents(), Journal(tmp_path / "part", {})
+    for blocks in documents[:kept]:
+        journal.append(blocks)
+    assert decoded(tmp_path / "part", CHAINS) == whole
 
 
-def test_nobody_stops_without_another_chosen_tree_or_with_few_blocks():
-    for others in ({}, {"chosen": Tree.chain(2)}):  # the same draft under another name
-        drafts = {"plain": None, "slow": Tree.chain(2)} | others
-        visits = decode_contenders(decode, PROMPTS, drafts, batch_size=1, rounds=1)
-        assert all("slow" in visit.runs for visit in visits)
-    visits = decode_contenders(decode, PROMPTS[:6], SECONDS, batch_size=1, rounds=1)
-    assert slower(visits[:4]) == set()
-    assert slower(visits) == {"slow"}
+def test_nobody_stops_without_another_chosen_tree_or_with_few_blocks(tmp_path):
+    for n, others in enumerate(({}, {"chosen": Tree.chain(2)})):  # the same draft under another name
+        blocks = decoded(tmp_path / str(n), {"plain": Tree.chain(0), "slow": Tree.chain(2)} | others)
+        assert len(blocks["slow"]) == 24
+    blocks = decoded(tmp_path / "few", CHAINS, PROMPTS[:6])
+    assert slower({name: some[:4] for name, some in blocks.items()}) == set()
+    assert slower(blocks) == {"slow"}
 
 
 def test_a_contender_that_stopped_is_marked_in_the_file_and_below_the_table(tmp_path):

@@ -8,7 +8,8 @@ import pytest
 
 from treeopt.latency.rounds import processor_share, time_rounds
 from treeopt.runtime import stepper
-from treeopt.runtime.decode import Decoder, Setup
+from treeopt.runtime.decode import Decoder
+from treeopt.runtime.setup import Setup
 from treeopt.runtime.stepper import StepVisits
 from treeopt.runtime.stop import StopRule
 from treeopt.trees.tree import Tree

@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
 from treeopt.growth.probed import AcceptedNodes
+from treeopt.records.contender import Prompt
 from treeopt.records.probe import Probe
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance import rules
 from treeopt.runtime.acceptance.rules import Greedy, Typical
-from treeopt.runtime.decode import Setup, decode
+from treeopt.runtime.decode import decode
 from treeopt.runtime.drafters.protocol import top_candidates
-from treeopt.runtime.measure.bench import measure_quality
 from treeopt.runtime.measure.probe import collect_probe, ends_of
-from treeopt.runtime.measure.ranks import Prompt
+from treeopt.runtime.measure.quality import measure_quality
+from treeopt.runtime.setup import Setup
 from treeopt.runtime.stop import StopRule
 from treeopt.trees.tree import Tree
 

@@ -14,16 +14,16 @@ import sys
 import pytest
 
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.runtime.decode import Setup
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.engines import open_stepper
-from treeopt.runtime.stepper import PLAIN, decode_block
+from treeopt.runtime.setup import Setup
+from treeopt.runtime.stepper import PLAIN
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.draft import CopiedText
 from treeopt.trees.tree import Tree
 
-from .conftest import tiny_model
+from .conftest import decoded, tiny_model
 
 PROMPTS = [[1, 2, 3], [4, 5], [6], [7, 8, 9, 10]]
 STOP = StopRule(frozenset(), 17, at_loops=False)
@@ -127,19 +127,21 @@ def expected(prompt, length):
 def test_every_pass_is_what_the_engine_emitted_at_every_length(place, rows):
     stepper = opened(place)
     for length in (0, 3, 1, 8):
-        run = decode_block(stepper, Tree.chain(length), list(enumerate(PROMPTS)), STOP, rows)
-        assert [(row.tokens, row.accepted) for row in run.rows] == [expected(prompt, length) for prompt in PROMPTS]
+        run = decoded(stepper, Tree.chain(length), PROMPTS, rows)
+        assert [(answer.text, answer.accepted) for answer in run.answers] == [
+            expected(prompt, length) for prompt in PROMPTS
+        ]
     assert launches(place) == [8, None]  # one without a drafter, and one for all lengths
 
 
 def test_no_guesses_are_by_the_engine_that_has_a_drafter_and_renewing_launches_both(place):
     stepper = opened(place)
-    plain = decode_block(stepper, PLAIN, [(0, PROMPTS[0])], STOP)
-    assert decode_block(stepper.idle, PLAIN, [(0, PROMPTS[0])], STOP).rows == plain.rows
+    plain = decoded(stepper, PLAIN, [PROMPTS[0]])
+    assert decoded(stepper.idle, PLAIN, [PROMPTS[0]]).answers == plain.answers
     assert launches(place) == [8, None]
     stepper.renew()
-    decode_block(stepper, PLAIN, [(0, PROMPTS[0])], STOP)
-    decode_block(stepper, Tree.chain(2), [(0, PROMPTS[0])], STOP)
+    decoded(stepper, PLAIN, [PROMPTS[0]])
+    decoded(stepper, Tree.chain(2), [PROMPTS[0]])
     assert launches(place) == [8, 8, None, None]
 
 
@@ -152,8 +154,8 @@ def test_every_setting_that_copies_text_has_an_engine_beside_the_others(place):
     assert stepper.version == "0.0"
     stepper.renew()
     for draft in (*drafts, PLAIN, *drafts):
-        run = decode_block(stepper, draft, [(0, PROMPTS[0])], STOP)
-        assert run.rows[0].accepted == expected(PROMPTS[0], draft.depth)[1]
+        run = decoded(stepper, draft, [PROMPTS[0]])
+        assert run.answers[0].accepted == expected(PROMPTS[0], draft.depth)[1]
     assert launches(place) == [2, 5, None]
     told = json.loads((place / "site" / "vllm" / "launches").read_text().splitlines()[1])[0]
     assert told == {"method": "ngram", **settings}
@@ -163,11 +165,11 @@ def test_where_the_table_is_missing_each_length_is_launched(place):
     (place / "site" / "vllm" / "no-table").touch()
     stepper = opened(place)
     for length in (2, 4):
-        run = decode_block(stepper, Tree.chain(length), [(0, PROMPTS[1])], STOP)
-        assert run.rows[0].accepted == expected(PROMPTS[1], length)[1]
+        run = decoded(stepper, Tree.chain(length), [PROMPTS[1]])
+        assert run.answers[0].accepted == expected(PROMPTS[1], length)[1]
     assert launches(place) == [2, 4, 8, None]
-    run = decode_block(stepper.idle, PLAIN, [(0, PROMPTS[1])], STOP)
-    assert run.rows[0].accepted == expected(PROMPTS[1], 0)[1]  # it guessed once where it was told nothing
+    run = decoded(stepper.idle, PLAIN, [PROMPTS[1]])
+    assert run.answers[0].accepted == expected(PROMPTS[1], 0)[1]  # it guessed once where it was told nothing
 
 
 @pytest.mark.parametrize("heard", [0, 1, 3])
@@ -177,8 +179,8 @@ def test_who_stops_asking_leaves_the_engine_empty(place, heard):
     for _, _one in zip(range(heard), passes, strict=False):
         pass
     passes.close()
-    run = decode_block(stepper, Tree.chain(2), list(enumerate(PROMPTS)), STOP, 2)
-    assert [row.tokens for row in run.rows] == [expected(prompt, 2)[0] for prompt in PROMPTS]
+    run = decoded(stepper, Tree.chain(2), PROMPTS, 2)
+    assert [answer.text for answer in run.answers] == [expected(prompt, 2)[0] for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize(("how", "said"), [("die", "noise on stdout"), ("raise", "RuntimeError: no kernel for it")])
@@ -186,7 +188,7 @@ def test_an_engine_that_ends_is_said_with_its_last_words(place, how, said):
     stepper = opened(place)
     (place / "site" / "vllm" / how).touch()
     with pytest.raises(Unsupported, match=f"vLLM ended before its answer: .*{said}"):
-        decode_block(stepper, PLAIN, [(0, PROMPTS[0])], STOP)
+        decoded(stepper, PLAIN, [PROMPTS[0]])
 
 
 @pytest.mark.parametrize("length", [0, 2])
@@ -195,11 +197,11 @@ def test_an_engine_that_ends_while_it_is_launched_is_launched_again(place, lengt
     raises.touch()
     for _ in range(2):
         with pytest.raises(Unsupported, match="RuntimeError: no memory"):
-            decode_block(stepper, Tree.chain(length), [(0, PROMPTS[0])], STOP)
+            decoded(stepper, Tree.chain(length), [PROMPTS[0]])
     raises.unlink()
     for again in (length, 0):
-        run = decode_block(stepper, Tree.chain(again), [(0, PROMPTS[0])], STOP)
-        assert run.rows[0].tokens == expected(PROMPTS[0], again)[0]
+        run = decoded(stepper, Tree.chain(again), [PROMPTS[0]])
+        assert run.answers[0].text == expected(PROMPTS[0], again)[0]
 
 
 def test_an_engine_that_is_killed_is_launched_again(place):
@@ -207,8 +209,8 @@ def test_an_engine_that_is_killed_is_launched_again(place):
     process = stepper._worker(None)._process
     os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(Unsupported, match="vLLM ended before its answer: it crashed with SIGKILL"):
-        decode_block(stepper, PLAIN, [(0, PROMPTS[0])], STOP)
-    assert decode_block(stepper, PLAIN, [(0, PROMPTS[0])], STOP).rows[0].tokens == expected(PROMPTS[0], 0)[0]
+        decoded(stepper, PLAIN, [PROMPTS[0]])
+    assert decoded(stepper, PLAIN, [PROMPTS[0]]).answers[0].text == expected(PROMPTS[0], 0)[0]
 
 
 @pytest.mark.parametrize("python", ["/nowhere/python", "/dev/null"])

@@ -9,9 +9,9 @@ import tempfile
 
 import pytest
 
-from treeopt.runtime.decode import Setup
 from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.engines import open_stepper
+from treeopt.runtime.setup import Setup
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import load_target
 from treeopt.trees.tree import Tree

@@ -3,7 +3,7 @@
 logs.py      calibrate -> requests.npz, of logs
 session.py   what loads a model: options given, on top of those of the run
 profile/     -> profile.json: timed.py, here; untimed.py, read or computed; placement.py, which drafts are timed
-bench.py     -> bench.json; entrants.py, who is decoded; decoding.py, how; logged.py, requests of a log
+bench.py     -> bench.json; entrants.py, who is decoded; contest.py, how; plain.py, beside what; logged.py, requests of a log
 launched.py  bench by servers that a command of the user's starts; lengths.py, their arms with each length -> arms.json
 trees.py     score: a given tree beside the best · import-tree: the tree in a file
 train.py     -> heads, and how they were made

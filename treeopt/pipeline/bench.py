@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.writing import discard
 from treeopt.growth.probed import COVERAGE
 from treeopt.growth.source import source_of
-from treeopt.pipeline.decoding import Decoding, decode, evenly, usual_prompts
+from treeopt.pipeline.calibrate import collect
+from treeopt.pipeline.contest import contest
 from treeopt.pipeline.entrants import engine_entrants, own_entrants
-from treeopt.pipeline.logged import copied_entrants, some_requests, tried_drafts
-from treeopt.records.benchmark import FEWEST_LAUNCHES
+from treeopt.pipeline.logged import copied_entrants, prompts_of, some_requests, tried_drafts
+from treeopt.records.contender import Prompt
 from treeopt.records.inputs import inputs_of, not_a_check, stale_plan, timed_elsewhere
 from treeopt.records.origins import Origin, check_same_origin
 from treeopt.records.plan import Plan, PlanEntry
+from treeopt.records.pools import RANKS_ALONE
 from treeopt.records.rules import marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import Answers
@@ -25,10 +27,11 @@ from treeopt.report.terminal import note
 
 if TYPE_CHECKING:
     from treeopt.records.benchmark import Benchmark
-    from treeopt.records.requestlog import RequestLog
     from treeopt.runtime.prompts.sets import Conversation
     from treeopt.runtime.session import Session
     from treeopt.runtime.stepper import Stepper
+
+ANSWERED_AT_ONCE = 16  # conversations whose later turns are asked for
 
 
 def bench(
@@ -56,7 +59,7 @@ def bench(
         return _bench_log(run, session, plan, engine, batch_size, **asked)
     trace = run.read_trace()
     most = max_new_tokens or trace.meta.get("max_new_tokens", 128)
-    opened = _opened(engine, session, most)
+    stepper = _opened(engine, session, most)
     probe = run.read_probe() if run.probe.exists() and engine is None else None
     calibrated, here = Origin.of((probe or trace).meta), Origin.of({"provenance": session.provenance()})
     planned = Origin(acceptance=Origin.of({"acceptance": plan.acceptance}).acceptance)
@@ -64,31 +67,36 @@ def bench(
         check_same_origin(there, here, f"What was {name} (there) and what is decoded (here)", run.status_says)
     of_probe = plan.objective == COVERAGE
     found = (probe or run.read_probe()) if of_probe else trace
-    entry = _entry(run, plan, opened, batch_size)
+    entry = _entry(run, plan, stepper, batch_size)
     source = source_of(found)
-    if opened is None:
+    if engine is None:
         entrants = own_entrants(plan, entry, source, session.drafter, trees)
     else:
-        entrants = engine_entrants(run, plan, entry, source, opened, trees)
+        entrants = engine_entrants(run, plan, entry, source, stepper, trees)
     folder = run.partial("bench" if engine is None else f"bench-{engine}")
-    rounds = rounds or _usual_rounds(opened)
-    decoding = Decoding(session, found, entrants, entry.batch_size, rounds, most, folder, opened)
-    conversations = held_out(run, session, trace, num_prompts or usual_prompts(entry.batch_size))
-    return _decoded(run, plan, decoding, conversations, run.probe if of_probe else run.trace)
+    prompts = asked_prompts(
+        session, held_out(run, session, trace, num_prompts or usual_prompts(entry.batch_size)), most, folder
+    )
+    result = contest(
+        stepper,
+        entrants,
+        prompts,
+        batch_size=entry.batch_size,
+        rounds=rounds,
+        ranks=found.meta.get("top_k") or 1,
+        folder=folder,
+        origin=session.provenance(seed=0),
+    )
+    skipped: Any = [vars(row) for row in session.prompts.skipped]
+    result = replace(result, skipped=skipped or None, inputs=inputs_of(run.plan, run.probe if of_probe else run.trace))
+    return _kept(run, plan, result, entry.batch_size, engine)
 
 
-def _usual_rounds(engine: Stepper | None) -> int:
-    return FEWEST_LAUNCHES if engine and engine.is_launched else 1
-
-
-def _decoded(
-    run: RunDirectory, plan: Plan, decoding: Decoding, asked: Sequence[Conversation] | RequestLog, measured: Path
-) -> Benchmark:
-    """The benchmark of a plan, which was made of what was ``measured``, as the run keeps it."""
-    result = replace(decode(decoding, asked), prompts="held out", inputs=inputs_of(run.plan, measured))
-    run.replace_bench(result, plan, decoding.batch_size, decoding.engine.name if decoding.engine else None)
-    discard(decoding.folder)
-    plain = result.contender("plain")
+def _kept(run: RunDirectory, plan: Plan, result: Benchmark, batch_size: int, engine: str | None) -> Benchmark:
+    """The benchmark of a plan on held-out prompts, as the run keeps it."""
+    result, plain = replace(result, prompts="held out"), result.contender("plain")
+    run.replace_bench(result, plan, batch_size, engine)
+    discard(run.partial("bench" if engine is None else f"bench-{engine}"))
     if plain.tokens_per_s is None:
         note(f"Nothing was timed: {plain.compared} prompts never fill a batch: pass a larger `num_prompts`.")
     if where := timed_elsewhere(run, plan, result):
@@ -110,33 +118,59 @@ def _bench_log(
     if log.num_sequences < wanted:
         note(f"Only {log.num_sequences} held-out requests are left, fewer than the {wanted} asked for.")
     session = replace(session, limits={tuple(one.prompt): one.limit or 0 for one in log.requests()})
-    longest = max(one.limit or 0 for one in log.requests())
-    opened = _opened(engine, session, longest)
-    assert opened is not None
-    entry = _entry(run, plan, opened, batch_size)
-    entrants, folder = copied_entrants(entry, tried_drafts(plan, entry, log), opened), run.partial(f"bench-{engine}")
-    rounds = asked["rounds"] or _usual_rounds(opened)
-    decoding = Decoding(session, log, entrants, entry.batch_size, rounds, longest, folder, opened)
-    return _decoded(run, plan, decoding, log, run.requests)
+    stepper = _opened(engine, session, max(one.limit or 0 for one in log.requests()))
+    entry = _entry(run, plan, stepper, batch_size)
+    result = contest(
+        stepper,
+        copied_entrants(entry, tried_drafts(plan, entry, log), stepper),
+        prompts_of(log),
+        batch_size=entry.batch_size,
+        rounds=asked["rounds"],
+        folder=run.partial(f"bench-{engine}"),
+        origin=session.provenance(seed=0),
+    )
+    return _kept(run, plan, replace(result, inputs=inputs_of(run.plan, run.requests)), entry.batch_size, engine)
 
 
-def _opened(engine: str | None, session: Session, max_new_tokens: int) -> Stepper | None:
-    """The engine of that name; None for treeopt's own decoder, which is made for each number of rows."""
+def asked_prompts(
+    session: Session, conversations: Sequence[Conversation], max_new_tokens: int, folder: Path
+) -> list[Prompt]:
+    """The prompts of all turns; what follows a first turn has treeopt's own plain answers before it."""
+    from treeopt.runtime.acceptance.rules import Greedy
+    from treeopt.runtime.measure.ranks import turn_prompts
+
+    prompts = [Prompt(tuple(c.first), c.sha256, c.group) for c in conversations if c.num_turns == 1]
+    if chats := [c for c in conversations if c.num_turns > 1]:
+        rule = Greedy() if session.acceptance.record["rule"] == "typical" else session.acceptance
+        answers = collect(
+            replace(session, given=False, acceptance=rule),
+            chats,
+            folder / "answers",
+            max_new_tokens=max_new_tokens,
+            batch_size=ANSWERED_AT_ONCE,
+            counts=RANKS_ALONE,
+            title="Plain answers of the bench prompts",
+        )
+        prompts += turn_prompts(session.prompts, answers)
+    places = {conversation.sha256: place for place, conversation in enumerate(conversations)}
+    clustered = [replace(prompt, cluster=places[prompt.id]) for prompt in prompts]
+    return sorted(clustered, key=lambda prompt: prompt.cluster)
+
+
+def _opened(engine: str | None, session: Session, max_new_tokens: int) -> Stepper:
+    """treeopt's own decoder, or the engine of that name."""
     from treeopt.runtime.engines import open_stepper
 
-    if engine is None:
-        return None
-    if rule_of(rule := session.acceptance.record) != "greedy":
+    if engine is not None and rule_of(rule := session.acceptance.record) != "greedy":
         raise Unsupported(f"`engine={engine}` decodes greedily, but the plan is for {marked_rule(rule)}.")
-    opened = open_stepper(engine, session.setup(max_new_tokens), session.engine_python)
-    note(opened.about)
-    return opened
+    stepper = open_stepper(engine, session.setup(max_new_tokens), session.engine_python)
+    note(stepper.about)
+    return stepper
 
 
-def _entry(run: RunDirectory, plan: Plan, engine: Stepper | None, batch_size: int | None) -> PlanEntry:
+def _entry(run: RunDirectory, plan: Plan, engine: Stepper, batch_size: int | None) -> PlanEntry:
     """The plan's entry of that batch size, by default the first that is decoded at once."""
-    most = engine.most_rows if engine else None
-    if engine is None or most is None:
+    if (most := engine.most_rows) is None:
         return plan.entries[0] if batch_size is None else plan.entry(batch_size)
     sizes = [entry.batch_size for entry in plan.entries]
     wanted = batch_size or next((size for size in sizes if size <= most), 1)
@@ -166,3 +200,14 @@ def held_out(run: RunDirectory, session: Session, trace: Answers, wanted: int) -
     if len(left) < wanted:
         note(f"Only {len(left)} held-out prompts are left, fewer than the {wanted} asked for.")
     return evenly(left, wanted)
+
+
+def usual_prompts(batch_size: int) -> int:
+    """Held-out prompts that are decoded where nobody says how many."""
+    return max(64, 10 * batch_size)
+
+
+def evenly(conversations: Sequence[Conversation], wanted: int) -> tuple[Conversation, ...]:
+    """So many of the conversations, or all: of every group its share, to one, evenly spaced over the group's own order."""
+    ordered, wanted = sorted(conversations, key=lambda one: one.group), min(wanted, len(conversations))
+    return tuple(ordered[i * len(ordered) // wanted] for i in range(wanted))

@@ -41,14 +41,17 @@ class Entrant:
     predicted          : tokens per step; None where nothing is predicted
     predicted_accepted : share of the steps that emit 0, 1, ... guesses
     is_replayable      : whether its guesses are all of the draft's nodes, and those that the reference ranks
-    as_it_comes        : whether the engine as it comes decodes it, beside one told to be exact; or the idle one
+    stepper            : what decodes it, where that is not what decodes the others: the engine as it comes, or a server
     """
 
     draft: Draft = PLAIN
     predicted: Estimate | None = None
     predicted_accepted: list[float] = field(default_factory=list)
     is_replayable: bool = True
-    as_it_comes: bool = False
+    stepper: Stepper | None = None
+
+
+AT_ONE = Entrant(PLAIN, Estimate(1.0, 0.0))
 
 
 def own_entrants(
@@ -82,7 +85,7 @@ def engine_entrants(
     has_schedule = entry.chosen.overhead not in (None, 1)  # and so a drafter that its batch size does not use
     is_idle = bool(engine.idle) and not entry.speculates and has_schedule
     if engine.as_it_comes or is_idle:
-        entrants["chosen"] = replace(entrants["chosen"], as_it_comes=not entry.speculates)
+        entrants["chosen"] = replace(entrants["chosen"], stepper=None if entry.speculates else engine.twin)
     takes_dynamic = engine.takes_trees and entry.batch_size == 1
     lengths = sorted({1, source.num_heads, best})
     if not (ONLY_CHAINS.takes(entry.draft, None) or (takes_dynamic and entry.draft.kind == "dynamic")):
@@ -96,7 +99,7 @@ def engine_entrants(
     entrants |= {f"chain of {n}": fixed(source, Tree.chain(n)) for n in lengths if Tree.chain(n) != entry.draft}
     entrants |= rivals(entry, ("dynamic",)) if takes_dynamic else {}
     twin_plain = AS_IT_COMES if engine.as_it_comes else IDLE if engine.idle and not is_idle else None
-    entrants |= {twin_plain: replace(entrants["plain"], as_it_comes=True)} if twin_plain else {}
+    entrants |= {twin_plain: replace(entrants["plain"], stepper=engine.twin)} if twin_plain else {}
     entrants |= given_trees(files, source, {*entrants, "chosen"})
     return _taken(entrants, source, engine)
 
@@ -117,10 +120,7 @@ def _taken(entrants: Mapping[str, Entrant], source: Source, engine: Stepper) -> 
 
 def plain_and_chosen(entry: PlanEntry) -> dict[str, Entrant]:
     """Plain decoding and the plan's draft, with what the plan predicts."""
-    return {
-        "plain": Entrant(PLAIN, Estimate(1.0, 0.0)),
-        "chosen": Entrant(entry.draft, entry.chosen.tokens_per_step, entry.accepted),
-    }
+    return {"plain": AT_ONE, "chosen": Entrant(entry.draft, entry.chosen.tokens_per_step, entry.accepted)}
 
 
 def rivals(entry: PlanEntry, kinds: Sequence[str] = ANEW) -> dict[str, Entrant]:

@@ -27,7 +27,7 @@ from treeopt.files.fields import checked
 from treeopt.files.journal import Journal
 from treeopt.files.shell import split_template
 from treeopt.files.writing import discard
-from treeopt.pipeline.decoding import evenly, usual_prompts
+from treeopt.pipeline.bench import evenly, usual_prompts
 from treeopt.pipeline.entrants import plain_and_chosen
 from treeopt.pipeline.logged import groups_of, some_requests, tried_drafts
 from treeopt.pipeline.session import resolve

@@ -29,7 +29,7 @@ from treeopt.files.journal import Journal
 from treeopt.files.parameters import parameters_of
 from treeopt.files.shell import command_line, split_template
 from treeopt.files.writing import discard
-from treeopt.pipeline.decoding import evenly, usual_prompts
+from treeopt.pipeline.bench import evenly, usual_prompts
 from treeopt.pipeline.launched import HEEDED, asked_of, check_heeded, conversations_of
 from treeopt.pipeline.session import resolve
 from treeopt.records.rundir import RunDirectory

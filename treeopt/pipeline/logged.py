@@ -19,6 +19,7 @@ from treeopt.pipeline.entrants import PLAIN, Entrant, plain_and_chosen
 from treeopt.planning.entries import USUAL
 from treeopt.planning.table import Candidate
 from treeopt.records.benchmark import AS_IT_COMES
+from treeopt.records.contender import Prompt
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.requestlog import RequestLog
 from treeopt.text.engines import KINDS, text_drafter
@@ -28,7 +29,6 @@ from treeopt.trees.draft import CopiedText, Draft
 from treeopt.trees.tree import IntArray
 
 if TYPE_CHECKING:
-    from treeopt.runtime.measure.ranks import Prompt
     from treeopt.runtime.stepper import Stepper
 
 COPIED_ROWS = (2, 3, 5, 7, 9, 13, 17)  # of lookups that are timed in an engine
@@ -95,7 +95,7 @@ def copied_entrants(entry: PlanEntry, tried: Mapping[str, Candidate], engine: St
         assert setting.accepted is not None
         shares = (setting.accepted / max(setting.accepted.sum(), 1)).tolist()
         entrants[name] = Entrant(draft, setting.rates.estimate, shares, not KINDS[draft.drafter].memory)
-    return entrants | ({AS_IT_COMES: Entrant(PLAIN, as_it_comes=True)} if engine.as_it_comes else {})
+    return entrants | ({AS_IT_COMES: Entrant(PLAIN, stepper=engine.twin)} if engine.as_it_comes else {})
 
 
 def groups_of(log: RequestLog) -> list[str]:
@@ -105,10 +105,8 @@ def groups_of(log: RequestLog) -> list[str]:
 
 def prompts_of(log: RequestLog) -> list[Prompt]:
     """The requests as prompts, those of a conversation one behind the other."""
-    from treeopt.runtime.measure.ranks import Prompt
-
     found = [
-        Prompt(tuple(one.prompt), f"conversation {cluster}", group, cluster)
+        Prompt(tuple(one.prompt), f"conversation {cluster}", group, cluster, one.limit)
         for one, group, cluster in zip(log.requests(), groups_of(log), log.clusters.tolist(), strict=True)
     ]
     return sorted(found, key=lambda one: one.cluster)

@@ -5,8 +5,9 @@ passes   forwards of the target, prefills included
 block    prompts that were decoded together with one contender; contenders are interleaved by block
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -16,24 +17,33 @@ from treeopt.records.estimate import Estimate
 from treeopt.records.figure import AnyDraft, Rate
 
 
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """Timed steps (all rows live) of one contender on one block of prompts in one round."""
+@dataclass(frozen=True)
+class Prompt:
+    """What contenders are asked, and the conversation that it is of.
 
-    round: Count
-    prompts: list[int]
-    tokens: Count
-    steps: Count
-    decode_s: NotNegative
-    group: str = ""  # a block's prompts are all of one group
+    text    : tokens; a server is asked in text or messages, too
+    cluster : number of the conversation
+    limit   : most tokens of the answer, where it is the prompt's own
+    """
+
+    text: Any
+    id: str = ""
+    group: str = ""
+    cluster: int = 0
+    limit: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Answer:
     """What a contender decoded for one prompt, beside the plain answer and the replay.
 
     prefilled       : tokens that the pass over the prompt emitted, which is no step; engines may verify guesses in it
     replayed_tokens : tokens that the replayed steps emit, where the answer is not the plain one
+
+    Until it is compared, which no file has but a journal:
+
+    text     : its tokens; of a server its text
+    accepted : guesses that each step accepted, where that is known
     """
 
     id: str  # of the conversation
@@ -46,11 +56,47 @@ class Answer:
     first_difference: Count | None = None  # place of the first token that differs
     logit_gap: NotNegative | None = None  # between the two tokens there, at the target
     prefilled: Count = 1
+    text: list[int] | str = field(default_factory=list)
+    accepted: list[Count] = field(default_factory=list)
 
     @property
     def emitted(self) -> int:
         """Tokens that the steps emitted."""
         return self.tokens - self.prefilled
+
+
+@dataclass(kw_only=True)
+class Block:
+    """Timed steps (all rows live) of one contender on one block of prompts in one round.
+
+    prompts : places of the prompts
+
+    Until it is part of a benchmark, which no file has but a journal:
+
+    answers              : to the prompts
+    counted              : steps that accepted 0, 1, ... guesses, where a server counts them for all answers together
+    passes               : forwards of the target that emitted something
+    prefill_s            : of passes that read prompts
+    seconds, processor_s : of everything together, and of this process
+    """
+
+    round: Count
+    prompts: list[int]
+    tokens: Count
+    steps: Count
+    decode_s: NotNegative
+    group: str = ""  # a block's prompts are all of one group
+    answers: list[Answer] = field(default_factory=list)
+    counted: list[Count] = field(default_factory=list)
+    passes: Count | None = None
+    prefill_s: NotNegative | None = None
+    seconds: NotNegative | None = None
+    processor_s: NotNegative | None = None
+
+    @property
+    def timed(self) -> "Block":
+        """What a file has of it."""
+        return replace(self, answers=[], counted=[], passes=None, prefill_s=None, seconds=None, processor_s=None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,12 +16,12 @@ from treeopt.records.rules import OPTIONS, RULES
 from treeopt.runtime.acceptance.rejection import Rejection, SampledChain
 from treeopt.runtime.acceptance.rules import Greedy, Sampling, Typical
 from treeopt.runtime.cluster import Cluster
-from treeopt.runtime.decode import Setup
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.prompts.order import order_of
 from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
+from treeopt.runtime.setup import Setup
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target, device_name, load_target, uses_cuda_graphs
 

@@ -16,15 +16,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from treeopt.errors import InvalidInput
 from treeopt.latency.rounds import Visit, Visitor
+from treeopt.records.contender import Answer, Block, Prompt
 from treeopt.runtime.stop import SequenceEnd, StopRule
-from treeopt.runtime.target import Target
 from treeopt.trees.draft import Draft
 from treeopt.trees.tree import Tree
+
+if TYPE_CHECKING:
+    from treeopt.runtime.setup import Setup
+    from treeopt.runtime.target import Target
 
 PLAIN = Tree.chain(0)
 MOST_TURNS = 4  # prompts that a row has in a visit before it is given up
@@ -35,8 +40,6 @@ ROUNDS_OF_LAUNCH = 2  # at each context, by one launch of an engine
 SHORTEST_CONTEXT = 16  # that rows can be held at [tokens]
 
 NO_STEP = "Timing needs answers of more than one token, but {} prompts gave no step in which {} were answered together."
-
-Prompts = Sequence[tuple[int, Sequence[int]]]  # (place, tokens)
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ Passes = Generator[Pass, Draft | None, None]  # a draft that is sent is that of 
 class Stepper(ABC):
     """A decoder or an engine with a target, a drafter, and a rule that says where answers end. Subclasses say what differs.
 
+    setup       : what it decodes with; None where that is not known here
     most_rows   : prompts that it answers together; None for as many as there is memory
     is_stepwise : whether passes are told one by one, and an answer can be left after any
     takes_trees : whether it takes dynamic trees, for one prompt at a time
@@ -80,6 +84,7 @@ class Stepper(ABC):
 
     name: str
     version: str
+    setup: Setup | None = None
     most_rows: int | None = None
     is_stepwise: bool = True
     takes_trees: bool = False
@@ -88,6 +93,12 @@ class Stepper(ABC):
     as_it_comes: Stepper | None = None
     idle: Stepper | None = None
     is_launched: bool = False
+
+    @property
+    def stop(self) -> StopRule:
+        """Where answers end."""
+        assert self.setup is not None, "who has no setup says it otherwise"
+        return self.setup.stop
 
     def renew(self) -> None:  # noqa: B027 - most are the same each time
         """Launch anew what will answer."""
@@ -107,64 +118,38 @@ class Stepper(ABC):
         draft : of the steps. Only treeopt's own decoder takes None, which is plain, and another one that is sent
         """
 
-
-@dataclass(kw_only=True)
-class AnswerRun:
-    """One answer: its tokens, those of them that the pass over the prompt emitted, and the guesses of every step."""
-
-    id: int
-    tokens: list[int]
-    prefilled: int
-    accepted: list[int]
-
-
-@dataclass(kw_only=True)
-class BlockRun:
-    """Answers and times of one contender on a block of prompts.
-
-    tokens, steps, decode_s : of the steps with all rows live; a step of b rows counts b times
-    prefill_s               : of passes that read prompts
-    seconds, processor_s    : of everything together
-    passes                  : forwards of the target that emitted something
-    """
-
-    rows: list[AnswerRun]
-    tokens: int = 0
-    steps: int = 0
-    decode_s: float = 0.0
-    prefill_s: float = 0.0
-    seconds: float = 0.0
-    processor_s: float = 0.0
-    passes: int = 0
-
-
-def decode_block(
-    stepper: Stepper, draft: Draft | None, prompts: Prompts, stop: StopRule, batch_size: int = 1
-) -> BlockRun:
-    """Decode some prompts to their ends; times and counts cover the steps with all rows live."""
-    began, worked = time.perf_counter(), time.process_time()
-    run = BlockRun(rows=[AnswerRun(id=i, tokens=[], prefilled=0, accepted=[]) for i, _ in prompts])
-    ends = [SequenceEnd(stop) for _ in prompts]
-    for one in stepper.answer([prompt for _, prompt in prompts], draft, batch_size):
-        live = [place for place, tokens in one.emitted.items() if tokens and ends[place].reason is None]
-        emitted = 0
-        for place in live:
-            row, tokens = run.rows[place], ends[place].take(one.emitted[place])
-            if row.tokens:
-                row.accepted.append(min(one.guesses(place), len(tokens)))
-            else:
-                row.prefilled = len(tokens)
-            row.tokens += tokens
-            emitted += len(tokens)
-        run.passes += one.forwards * bool(live)
-        if one.reads_prompt:
-            run.prefill_s += one.seconds
-        elif len(live) == batch_size:
-            run.decode_s += one.seconds
-            run.tokens += emitted
-            run.steps += len(live)
-    run.seconds, run.processor_s = time.perf_counter() - began, time.process_time() - worked
-    return run
+    def decode(self, prompts: Sequence[Prompt], draft: Draft | None, rows: int = 1) -> list[Block]:
+        """Decode some prompts to their ends, so many at a time: a block, whose prompts are by their places here."""
+        began, worked = time.perf_counter(), time.process_time()
+        ends, texts = [SequenceEnd(self.stop) for _ in prompts], [list[int]() for _ in prompts]
+        answers = [
+            Answer(id=prompt.id, group=prompt.group, steps=0, tokens=0, prefilled=0, identical=True, text=text)
+            for prompt, text in zip(prompts, texts, strict=True)
+        ]
+        places, passes, prefill_s = [*range(len(prompts))], 0, 0.0
+        block = Block(round=0, prompts=places, group=prompts[0].group, tokens=0, steps=0, decode_s=0.0, answers=answers)
+        for one in self.answer([prompt.text for prompt in prompts], draft, rows):
+            live = [place for place, tokens in one.emitted.items() if tokens and ends[place].reason is None]
+            for place in live:
+                answer, tokens = answers[place], ends[place].take(one.emitted[place])
+                if answer.tokens:
+                    answer.steps += 1
+                    answer.accepted.append(min(one.guesses(place), len(tokens)))
+                else:
+                    answer.prefilled = len(tokens)
+                answer.tokens += len(tokens)
+                texts[place] += tokens
+                if len(live) == rows and not one.reads_prompt:
+                    block.steps += 1
+                    block.tokens += len(tokens)
+            passes += one.forwards * bool(live)
+            if one.reads_prompt:
+                prefill_s += one.seconds
+            elif len(live) == rows:
+                block.decode_s += one.seconds
+        block.passes, block.prefill_s = passes, prefill_s
+        block.seconds, block.processor_s = time.perf_counter() - began, time.process_time() - worked
+        return [block]
 
 
 class StepVisits(Visitor):

@@ -237,7 +237,7 @@ def texts_of(trace: RankTrace, session: Session) -> list[list[Sequence[int]]]:
     if not mine or trace.tokens is None:
         raise InvalidInput(f"An engine is timed on the trace's prompts, but none are in {session.prompts.name}.")
     trace = trace.select(np.array(mine))
-    return stretches([one.tokens for one in turn_prompts(session.prompts, trace)], trace.texts)
+    return stretches([prompt.text for prompt in turn_prompts(session.prompts, trace)], trace.texts)
 
 
 def stretches(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:

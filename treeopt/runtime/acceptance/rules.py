@@ -17,7 +17,7 @@ and H its entropy in nats, guess x after an accepted path is accepted where
 
 Several siblings may pass. The longest accepted path is emitted, of equally long ones the likeliest; the token after
 it, the next root, is the target's argmax. So what a tree reaches cannot be told from its ranks in a given text,
-and steps are probed instead (`measure/probe.py`); and what the text loses has to be measured (`measure/bench.py`).
+and steps are probed instead (`measure/probe.py`); and what the text loses has to be measured (`measure/quality.py`).
 
 b live rows · T nodes of the tree · E of them with children · R rows, one for each token to choose · V vocabulary
 """

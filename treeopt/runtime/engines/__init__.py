@@ -4,7 +4,8 @@ from importlib import import_module
 
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.records.rundir import ENGINES
-from treeopt.runtime.decode import Decoder, Setup
+from treeopt.runtime.decode import Decoder
+from treeopt.runtime.setup import Setup
 from treeopt.runtime.stepper import Stepper
 
 
@@ -31,5 +32,5 @@ def open_stepper(name: str | None, setup: Setup, python: str | None = None) -> S
         raise InvalidInput(
             f"`engine_python` is for engines in a process of their own: leave it out with `engine={name}`."
         )
-    stepper: Stepper = getattr(module, function)(setup.target, setup.drafter, setup.stop, **apart)
+    stepper: Stepper = getattr(module, function)(setup, **apart)
     return stepper

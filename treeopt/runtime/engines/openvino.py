@@ -40,10 +40,10 @@ from treeopt.runtime.checkpoints.eagle3 import publish_eagle3
 from treeopt.runtime.checkpoints.save import write_tensors
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form
-from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.folder import loadable, other_environment
-from treeopt.runtime.stepper import Pass, Passes, Prompts, Stepper
-from treeopt.runtime.stop import SequenceEnd, StopRule
+from treeopt.runtime.setup import Setup
+from treeopt.runtime.stepper import Pass, Passes, Stepper
+from treeopt.runtime.stop import SequenceEnd
 from treeopt.runtime.target import Target
 from treeopt.trees.draft import Draft
 
@@ -64,8 +64,9 @@ class OpenVino(Stepper):
     """A pipeline of continuous batching that guesses, and one that does not."""
 
     most_rows = 64
+    setup: Setup
 
-    def __init__(self, target: Target, drafter: Drafter, stop: StopRule, *, weights: str, exact: bool = True) -> None:
+    def __init__(self, setup: Setup, *, weights: str, exact: bool = True) -> None:
         try:
             import openvino_genai
         except ImportError:
@@ -75,10 +76,11 @@ class OpenVino(Stepper):
         self.genai: Any = openvino_genai
         self.name = NAMES[weights] + "-default" * (not exact)
         self.version: str = openvino_genai.__version__.partition("-")[0]
-        self.target, self.drafter, self.stop, self.weights = target, drafter, stop, weights
+        assert setup.drafter is not None, "an engine guesses by a drafter"
+        self.setup, self.target, self.drafter, self.weights = setup, setup.target, setup.drafter, weights
         self.forced = {**(EXACT if exact else {}), "INFERENCE_NUM_THREADS": torch.get_num_threads()}
-        self.as_it_comes = OpenVino(target, drafter, stop, weights=weights, exact=False) if exact else None
-        self.takes_trees = drafter.kind == "eagle3" and exact
+        self.as_it_comes = OpenVino(setup, weights=weights, exact=False) if exact else None
+        self.takes_trees = self.drafter.kind == "eagle3" and exact
         self.about = f"{INT8 * (weights != 'fp32')} {ROUNDED * (not exact)}".strip()
         self._pipelines: dict[bool, Any] = {}
 
@@ -90,7 +92,7 @@ class OpenVino(Stepper):
             pipeline = self._pipelines.pop(guesses, None) or self._pipeline(guesses)
             requests: dict[int, Any] = {}
             try:
-                yield from self._passes(pipeline, requests, list(enumerate(prompts)), self._settings(draft), rows)
+                yield from self._passes(pipeline, requests, prompts, self._settings(draft), rows)
             except GeneratorExit:
                 _empty(pipeline, requests)
                 self._pipelines[guesses] = pipeline
@@ -98,12 +100,17 @@ class OpenVino(Stepper):
             self._pipelines[guesses] = pipeline  # after an error it would go on, and accept nothing
 
     def _passes(
-        self, pipeline: Any, requests: dict[int, Any], prompts: Prompts, settings: Mapping[str, Any], rows: int
+        self,
+        pipeline: Any,
+        requests: dict[int, Any],
+        prompts: Sequence[Sequence[int]],
+        settings: Mapping[str, Any],
+        rows: int,
     ) -> Passes:
         """The passes; ``requests`` are those that are being answered, by the prompt's place."""
         from openvino import Tensor
 
-        waiting, silent = deque(prompts), set[int]()
+        waiting, silent = deque(enumerate(prompts)), set[int]()
         ends: dict[int, SequenceEnd] = {}
         while waiting or requests:
             while waiting and len(requests) < rows:

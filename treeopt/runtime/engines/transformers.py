@@ -18,11 +18,10 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 
 from treeopt.records.drafters import LOOKED_UP
 from treeopt.runtime.drafters.draft_model import DraftModel
-from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.folder import loadable
+from treeopt.runtime.setup import Setup
 from treeopt.runtime.stepper import Pass, Passes, Stepper
 from treeopt.runtime.stop import SequenceEnd, StopRule
-from treeopt.runtime.target import Target
 from treeopt.trees.draft import Draft
 
 DRAFTERS = ("draft-model", "ngram")
@@ -39,9 +38,11 @@ class Transformers(Stepper):
 
     name, version = "transformers", transformers.__version__
     most_rows, is_stepwise = 1, False
+    setup: Setup
 
-    def __init__(self, target: Target, drafter: Drafter, stop: StopRule) -> None:
-        self.target, self.kind, self.stop = target, drafter.kind, stop
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.target = setup, setup.target
+        target, drafter = setup.target, setup.drafter
         self._assisted: dict[str, Any] = {}  # arguments of `generate`
         if isinstance(drafter, DraftModel):
             self._assisted = {"assistant_model": drafter.model.model}
@@ -63,7 +64,7 @@ class Transformers(Stepper):
         asked: dict[str, object] = {"max_new_tokens": room, "do_sample": False}
         if self.stop.eos_ids:
             asked["eos_token_id"] = sorted(self.stop.eos_ids)
-        if length and self.kind == "ngram":
+        if length and not self._assisted:
             lookup = {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": LOOKED_UP}
             asked |= {name: value for name, value in (options or lookup).items() if name != "eos_token_id"}
         stream = PassStream(self.stop, length != 0)

@@ -34,10 +34,10 @@ from treeopt.records.drafters import LOOKED_UP
 from treeopt.runtime.checkpoints.save import save_heads
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.eagle3 import Eagle3Heads
-from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.folder import loadable, other_environment
+from treeopt.runtime.setup import Setup
 from treeopt.runtime.stepper import Pass, Passes, Stepper
-from treeopt.runtime.stop import SequenceEnd, StopRule
+from treeopt.runtime.stop import SequenceEnd
 from treeopt.runtime.target import Target
 from treeopt.trees.draft import Draft
 
@@ -60,15 +60,17 @@ class Vllm(Stepper):
     """An engine without a drafter, and one with it."""
 
     name = "vllm"
+    setup: Setup
     most_rows = MOST_ROWS
     is_launched = True
 
-    def __init__(self, target: Target, drafter: Drafter, stop: StopRule, *, python: str | None = None) -> None:
+    def __init__(self, setup: Setup, *, python: str | None = None) -> None:
         if python is None and find_spec("vllm") is None:
             raise Unsupported(ASK)
         self.python = os.path.expanduser(python or sys.executable)
-        self.target, self.drafter, self.stop = target, drafter, stop
-        self.about = ABOUT_MTP if drafter.kind == "mtp" else ""
+        assert setup.drafter is not None, "an engine guesses by a drafter"
+        self.setup, self.target, self.drafter = setup, setup.target, setup.drafter
+        self.about = ABOUT_MTP if self.drafter.kind == "mtp" else ""
         self._place = tempfile.TemporaryDirectory(prefix="treeopt-vllm-")
         self._workers: dict[Key, Worker] = {}
         self._copied: Collection[Draft] = ()  # settings whose engines are up at once
@@ -200,7 +202,7 @@ class Idle(Stepper):
     """The engine that has a drafter, told to guess nothing."""
 
     def __init__(self, engine: Vllm) -> None:
-        self.engine = engine
+        self.engine, self.setup = engine, engine.setup
 
     def answer(self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1) -> Passes:
         yield from self.engine.answer(prompts, draft, rows, idle=True)

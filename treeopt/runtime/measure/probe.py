@@ -15,11 +15,12 @@ import numpy as np
 from torch import Tensor
 
 from treeopt.errors import InvalidInput
+from treeopt.records.contender import Prompt
 from treeopt.records.origins import RuleRecord
 from treeopt.records.probe import Probe
 from treeopt.runtime.acceptance.rules import Floats, Greedy, Nodes, Typical, longest
-from treeopt.runtime.decode import Decoder, Setup
-from treeopt.runtime.measure.ranks import Prompt
+from treeopt.runtime.decode import Decoder
+from treeopt.runtime.setup import Setup
 from treeopt.runtime.stop import LOOP_PERIOD, LOOP_REPEATS, SequenceEnd, StopRule
 from treeopt.trees.tree import BoolArray, Tree
 
@@ -66,7 +67,7 @@ def collect_probe(
         )
     assert isinstance(setup.acceptance, Typical), "only typical acceptance is probed"
     rule, stop = setup.acceptance, setup.stop
-    probing, asked = Probing(rule, tree, policy), [prompt.tokens for prompt in prompts]
+    probing, asked = Probing(rule, tree, policy), [prompt.text for prompt in prompts]
     decoder = Decoder(replace(setup, acceptance=probing))
     decoder.prepare(asked, [tree], batch_size)
     texts: list[list[int]] = [[] for _ in prompts]
@@ -101,7 +102,7 @@ def collect_probe(
             "acceptance": rule.record,
             "eos_ids": sorted(stop.eos_ids),
             "max_new_tokens": stop.max_new_tokens,
-            "prompt_sha256": [prompt.sha256 for prompt in prompts],
+            "prompt_sha256": [prompt.id for prompt in prompts],
             "group_names": groups,
             **(meta or {}),
         },

@@ -11,7 +11,6 @@ N, n states of an answer · K guesses at most · S levels · M nodes of a pool
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,14 +19,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.errors import InvalidInput
+from treeopt.records.contender import Prompt
 from treeopt.records.pools import NO_PLACE, RANKS_ALONE, Counts, columns_of
 from treeopt.records.trace import End, RankTrace
-from treeopt.runtime.decode import AnswerRow, Decoder, Setup
+from treeopt.runtime.decode import Decoder
 from treeopt.runtime.drafters.levels import LevelDraft, Pool
 from treeopt.runtime.drafters.protocol import GivenText
 from treeopt.runtime.drafters.states import ranks_among, states_at_once
 from treeopt.runtime.prompts.chat import Tokens
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
+from treeopt.runtime.setup import AnswerRow, Setup
 from treeopt.runtime.target import Target
 from treeopt.trees.draft import MOST_ROWS
 
@@ -135,14 +136,6 @@ class Turns:
         if len(tokens) >= self.target.context:
             raise InvalidInput(f"the context has no room for turn {turn}")
         return tokens, answer
-
-
-@dataclass(frozen=True)
-class Prompt:
-    tokens: tuple[int, ...]
-    sha256: str
-    group: str
-    cluster: int
 
 
 def turn_prompts(prompts: PromptSet, trace: RankTrace) -> list[Prompt]:

@@ -25,13 +25,14 @@ from treeopt.files.journal import Advance, Journal, Make, Say
 from treeopt.records.drafters import DRAFTERS
 from treeopt.runtime.acceptance.rules import Greedy
 from treeopt.runtime.checkpoints import save_heads
-from treeopt.runtime.decode import AnswerRow, Setup, decode
+from treeopt.runtime.decode import decode
 from treeopt.runtime.drafters import part_of
 from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.measure.ranks import Turns
 from treeopt.runtime.memory import with_less_memory
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
 from treeopt.runtime.session import open_prompts
+from treeopt.runtime.setup import AnswerRow, Setup
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Text
