@@ -21,7 +21,7 @@ import pytest
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.records.benchmark import Benchmark, launches_interval
 from treeopt.records.contender import Block
-from treeopt.serving import visit
+from treeopt.serving import keeper, visit
 from treeopt.serving.launch import Launcher
 
 from .conftest import invoke, treeopt
@@ -164,6 +164,49 @@ def test_a_program_that_is_not_there_is_said(tmp_path):
         Launcher.parse("nowhere {options} {port}").launched([], tmp_path / "log"),
     ):
         pass
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """Starts a keeper of a Python program, which writes its process id into a file."""
+    keepers = []
+
+    def start(program: str) -> tuple[subprocess.Popen[bytes], int]:
+        words = [sys.executable, "-c", f"import os; open('pid', 'w').write(str(os.getpid()) + '.')\n{program}"]
+        told = {"words": words, "environment": {}, "log": str(tmp_path / "log"), "port": 0}
+        pipe = subprocess.PIPE
+        one = subprocess.Popen(
+            [sys.executable, keeper.__file__, json.dumps(told)], cwd=tmp_path, stdin=pipe, stdout=pipe
+        )
+        keepers.append(one)
+        while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith(".")):
+            time.sleep(0.02)
+        return one, int((tmp_path / "pid").read_text()[:-1])
+
+    yield start
+    for one in keepers:
+        one.communicate(timeout=30)
+
+
+def test_a_log_is_bounded(kept, tmp_path):
+    """A server that printed without end filled 3 GB in 4 s; the first and the last are kept."""
+    size = 3 * keeper.LOG_BYTES
+    process, _ = kept(f"print('the first')\nfor _ in range({size // 1000}): print('x' * 999)\nprint('the last')")
+    assert process.wait(30) == 0
+    assert (tmp_path / "log").stat().st_size <= 2.1 * keeper.LOG_BYTES
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert (lines[0], lines[-1]) == ("the first", "the last")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process cannot ask to end with its parent")
+def test_a_server_ends_with_its_keeper(kept):
+    process, server = kept("import time; time.sleep(600)")
+    process.kill()
+    process.wait()
+    last = time.monotonic() + 5
+    while psutil.pid_exists(server) and psutil.Process(server).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < last
+        time.sleep(0.02)
 
 
 def test_an_interval_covers_what_launches_hide():

@@ -48,7 +48,7 @@ def test_it_counts_as_the_server_does_and_says_what_a_bench_says(program, tmp_pa
     ):
         tune(RunDirectory(tmp_path / "plain"), plain, Watching(**given))
         found = tune(
-            run, drafts, Watching(plain=str(tmp_path / "plain" / "scrapes.jsonl"), drafter=program.kind, **given)
+            run, drafts, Watching(plain=str(tmp_path / "plain" / "watched.json"), drafter=program.kind, **given)
         )
         measured = {n: decoding_s(plain, n) / decoding_s(drafts, n) for n in CLIENTS}
     before, after = ((run.path / name).read_text(encoding="utf-8") for name in ("before.txt", "after.txt"))

@@ -1,11 +1,14 @@
 """A server that says over HTTP whatever a test wants, or what an engine would count whose every step is known."""
 
 import json
+import re
 import socketserver
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count, repeat
 
 Answer = Callable[[str], "bytes | Iterable[bytes]"]
 
@@ -98,3 +101,134 @@ class Engine:
 
     def __call__(self, path: str) -> bytes:
         return {"/v1/models": MODELS, "/metrics": page(self.metrics())}.get(path) or page("", "404 Not Found")
+
+
+def metrics_of(text: str, **values: object) -> str:
+    """A page of counters with the values of some lines replaced; a function is told the value."""
+    lines = []
+    for line in text.splitlines():
+        name, _, value = line.rpartition(" ")
+        for part, new in values.items():
+            if part in name:
+                value = new(float(value)) if callable(new) else new
+        lines.append(f"{name} {value}")
+    return "\n".join(lines) + "\n"
+
+
+def slowly(*pieces: bytes, every_s: float = 0.02) -> Iterator[bytes]:
+    yield from pieces[:-1]
+    while True:
+        time.sleep(every_s)
+        yield pieces[-1]
+
+
+def stream_of(*events: object) -> bytes:
+    return page("".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n")
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+PIECE = {"choices": [{"delta": {"content": "a b"}, "finish_reason": "length"}]}
+GOOD = Engine((0.7, 0.5, 0.3), 0.02).metrics()
+BOMB = zlib.compress(b"0" * 2**24, wbits=31)
+TRANSPORT = {  # whatever is asked for, these bytes come
+    "silence": lambda: slowly(b"", b""),
+    "drip": lambda: slowly(HEAD + b"\r\n", b"#"),
+    "drip of headers": lambda: slowly(HEAD, b"a: b\r\n"),
+    "endless": lambda: (HEAD + b"\r\n", *repeat(b"x" * 65536, 800)),
+    "endless headers": lambda: (HEAD, *repeat(b"a: " + b"b" * 1000 + b"\r\n", 2000)),
+    "endless line": lambda: (HEAD, b"a: ", *repeat(b"b" * 65536, 200)),
+    "continue for ever": lambda: repeat(b"HTTP/1.1 100 Continue\r\n\r\n", 200_000),
+    "32 MiB of line breaks": lambda: page(b"\n" * 2**25),
+    "3 MiB of line breaks": lambda: page(GOOD.encode() + b"\n" * (3 * 2**20)),
+    "10 GB announced": lambda: page(GOOD, length=10**10),
+    "cut body": lambda: page(GOOD, length=len(GOOD) + 1),
+    "cut headers": lambda: HEAD + b"Content-Le",
+    "empty": lambda: b"",
+    "no HTTP": lambda: b"\x16\x03\x01\x00\xff\xfe garbage\r\n\r\n",
+    "bad chunks": lambda: HEAD + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\nabc\r\n",
+    "two lengths": lambda: HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+    "gzip bomb": lambda: page(BOMB, "200 OK", "Content-Encoding: gzip"),
+    "bombs in one another": lambda: page(zlib.compress(BOMB, wbits=31), "200 OK", "Content-Encoding: gzip, gzip"),
+    "packed by what nobody knows": lambda: page(GOOD, "200 OK", "Content-Encoding: \x1b[2J"),
+    "redirect to another host": lambda: page("", "302 Found", "Location: http://127.0.0.2:1/metrics"),
+    "redirect to a file": lambda: page("", "302 Found", "Location: file:///etc/passwd"),
+    "redirect with credentials": lambda: page("", "302 Found", "Location: http://u:p@127.0.0.1/x"),
+    "redirect in circles": lambda: page("", "302 Found", "Location: /metrics"),
+    "redirect to nowhere": lambda: page("", "302 Found", "Location: http://[::1"),
+    "server error": lambda: page("\x1b[31m no", "500 Oh"),
+    "endless error": lambda: slowly(b"HTTP/1.1 500 Oh\r\n\r\n", b"x"),
+    "unauthorised": lambda: page("", "401 No"),
+    "nothing": lambda: page("", "204 No Content"),
+    "HTML": lambda: page("<html><body>Welcome</body></html>", "200 OK", "Content-Type: text/html"),
+    "no UTF-8": lambda: page(b"vllm:num_requests_running \xff\xfe"),
+    "zeros": lambda: page(b"\0" * 10000),
+    "nested": lambda: page("[" * 200_000),
+    "another JSON": lambda: page('{"data": [{"id": 7}]}'),
+}  # fmt: skip
+COUNTS = {  # an honest page of counters and the number of the look, to the page that is shown
+    "negative": lambda text, look: metrics_of(text, num_drafts_total=-5),
+    "NaN": lambda text, look: metrics_of(text, generation_tokens_total="NaN"),
+    "infinite": lambda text, look: metrics_of(text, per_pos="+Inf"),
+    "astronomic": lambda text, look: metrics_of(text, inter_token="1e300"),
+    "no number": lambda text, look: metrics_of(text, num_requests_running="many"),
+    "twice": lambda text, look: text + text,
+    "20,000 series": lambda text, look: "".join(f'vllm:spec_x_total{{a="{i}"}} 1\n' for i in range(20_000)),
+    "a long line": lambda text, look: f'vllm:num_requests_running{{a="{"x" * 10**6}"}} 1\n',
+    "braces": lambda text, look: 'vllm:num_requests_running{a="b 1\n',
+    "another engine": lambda text, look: "llamacpp:requests_processing 1\n",
+    "a position too many": lambda text, look: text.replace('position="1"', 'position="11"'),
+    "positions that rise": lambda text, look: metrics_of(text, position=10**9 * look),
+    "tokens stand still": lambda text, look: metrics_of(text, generation_tokens_total=10**9),
+    "steps stand still": lambda text, look: metrics_of(text, seconds_count=10**9),
+    "seconds stand still": lambda text, look: metrics_of(text, seconds_sum=10**5),
+    "seconds of 1e-300": lambda text, look: metrics_of(text, seconds_sum=look * 1e-300),
+    "tokens that jump": lambda text, look: metrics_of(text, generation_tokens_total=lambda n: n + 10**9 * (look // 3)),
+    "steps that jump": lambda text, look: metrics_of(text, token_latency_seconds_count=lambda n: n + 10**9 * (look // 3)),
+    "seconds that jump": lambda text, look: metrics_of(text, seconds_sum=lambda n: n + 10**9 * (look // 3)),
+    "seconds that creep": lambda text, look: metrics_of(text, seconds_sum=lambda n: n / 5474),
+    "tokens and steps that jump": lambda text, look: metrics_of(
+        text, generation_tokens_total=lambda n: 5474 * n, token_latency_seconds_count=lambda n: 5474 * n
+    ),
+    "all that jumps": lambda text, look: metrics_of(text, _total=lambda n: n * 10.0**look, seconds=lambda n: n * 10.0**look),
+    "guesses without number": lambda text, look: metrics_of(text, draft_tokens_total=10**12 * (look + 1)),
+    "more accepted than guessed": lambda text, look: metrics_of(text, accepted_tokens_total=10**12 * (look + 1)),
+    "drafts without tokens": lambda text, look: metrics_of(text, num_drafts_total=10**12 * (look + 1)),
+    "10^12 requests": lambda text, look: metrics_of(text, num_requests_running=10**12),
+    "half of a request": lambda text, look: metrics_of(text, num_requests_running=0.5),
+    "a restart at every look": lambda text, look: metrics_of(text, _total=1000 - look, seconds=1000 - look),
+    "time that goes back": lambda text, look: metrics_of(text, seconds_sum=1000 - look),
+    "a series that comes and goes": lambda text, look: re.sub(r".*num_drafts.*\n", "", text) if look % 2 else text,
+}  # fmt: skip
+STREAMS = {  # answers to prompts
+    "an empty stream": b"",
+    "a cut stream": b"data: {",
+    "a list": stream_of([1]),
+    "no reason": stream_of({"choices": [{"text": "a"}]}),
+    "no count": stream_of(PIECE),
+    "an error": stream_of({"error": {"message": "\x1b too long"}}),
+    "a count that is none": stream_of({"choices": 7, "usage": {"completion_tokens": "x"}}),
+    "10^15 tokens": stream_of(PIECE, {"choices": [], "usage": {"completion_tokens": 10**15}}),
+    "text without tokens": stream_of(PIECE, {"choices": [], "usage": {"completion_tokens": 0}}),
+    "fewer tokens than none": stream_of(PIECE, {"choices": [], "usage": {"completion_tokens": -5}}),
+    "a long event": page(b"data: " + b"a" * 2**21),
+    "a refusal": page('{"error": {"message": "the prompt is too long"}}', "400 Bad Request"),
+}
+ANSWERED = stream_of(PIECE, {"choices": [], "usage": {"completion_tokens": 2}})
+
+
+class Liar(Engine):
+    """An honest engine but for one lie, by its name in the tables above, from some look on."""
+
+    def __init__(self, lie: str, honest_looks: int = 0) -> None:
+        super().__init__((0.7, 0.5, 0.3), 0.002)
+        self.lie, self.honest_looks, self.looks = lie, honest_looks, count()
+
+    def __call__(self, path: str) -> "bytes | Iterable[bytes]":
+        if path.startswith("/v1/") and path != "/v1/models":
+            return STREAMS.get(self.lie, ANSWERED)
+        look = next(self.looks) - self.honest_looks if path == "/metrics" else -1
+        if look >= 0 and self.lie in TRANSPORT:
+            return TRANSPORT[self.lie]()
+        if look >= 0 and self.lie in COUNTS:
+            return page(COUNTS[self.lie](self.metrics(), look))
+        return super().__call__(path)

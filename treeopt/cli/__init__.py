@@ -71,7 +71,7 @@ class Commands(click.Group):
         with said_as(partial(self.as_option, ctx)):
             try:
                 return super().invoke(ctx)
-            except (Exception, KeyboardInterrupt) as error:
+            except BaseException as error:
                 # Whatever a library made of the interrupt while it wrote an archive, it was one.
                 if came or isinstance(error, KeyboardInterrupt):
                     _end(INTERRUPTED.format(ctx.invoked_subcommand), 128 + (came[0] if came else signal.SIGINT))

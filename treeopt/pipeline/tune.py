@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 
 from treeopt.engines.measured.exposition import COUNTERS
+from treeopt.engines.plans import ExportOptions
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.writing import replace_together, write_text
 from treeopt.pipeline.export import export
@@ -21,19 +23,23 @@ from treeopt.pipeline.search import search
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import inputs_of
 from treeopt.records.origins import Provenance, Runtime
+from treeopt.records.plan import Beyond
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.page import write_report
 from treeopt.report.terminal import note, progress
-from treeopt.serving.client import Prompt, Server, drive, together
-from treeopt.serving.watch import Pace, Scrape, Stretch, Tuned, Watching, last_stretch, over_plain, read_scrapes, watch
+from treeopt.serving.client import Prompt, Server, check_open_files, run_async, together
+from treeopt.serving.watch import ENGINES, Pace, Recording, Tuned, Watching, find_counters, over_plain, watch
 
-SCRAPES, BEFORE, AFTER = "scrapes.jsonl", "before.txt", "after.txt"
+WATCHED, PLAIN, BEFORE, AFTER = "watched.json", "watched-plain.json", "before.txt", "after.txt"
 MOST_TOKENS = 256  # of an answer that is asked for
+MOST_REFUSED, REFUSED_S = 20, 1.0  # prompts in a row; that a client waits after one
 NEARLY = 0.95  # of the guesses that full drafts would have
+MOST_TIMES_SLOWER = 100  # than plain, that is believed
 MOST_PLAIN = 1.001  # tokens per step without a drafter, but for a request that ended between two counters
+RESTARTED = "The server restarted while it was watched: what it did before is left out."
 NO_PLAIN = (
-    f"What a plain step takes is not known. Serve without the drafter under this load, watch that, and pass its {SCRAPES} "
+    f"What a plain step takes is not known. Serve without the drafter under this load, watch that, and pass its {WATCHED} "
     "with `plain`."
 )
 
@@ -41,93 +47,141 @@ NO_PLAIN = (
 def tune(run: RunDirectory, url: str, options: Watching) -> Tuned:
     """Watch a server, and write what it counted, a plan and a report to the run directory.
 
-    Raises Unsupported and InvalidInput for a server that does not answer as one.
+    What was seen is kept whatever ends the watch, and added to what the run holds of the server. Raises Unsupported and
+    InvalidInput for a server that does not answer as one.
     """
-    import anyio
-
-    plain, drafter = options.plain, options.drafter
-    _check_recordings(run, plain, options.overwrite)
-    source = {"prompts": options.drive, "in_order": True}
-    prompts = asked_of(conversations_of(source), source) if options.drive else []
-    others = read_scrapes(Path(plain)) if plain and not options.plain_url else []
-    model, scrapes, unknown = anyio.run(_watched, url, options, others, prompts)
-    stretch, said = last_stretch(scrapes, url)
-    engine = stretch.engine
-    unknown += said
-    lines = {SCRAPES: "".join(json.dumps(one) + "\n" for one in scrapes)}
-    lines |= {BEFORE: stretch.scrapes[0]["metrics"], AFTER: stretch.scrapes[-1]["metrics"]}
-    if lines[BEFORE] == lines[AFTER]:
+    recording, beside, unknown = _watched(run, url, options)
+    if recording.before == recording.after:
         raise InvalidInput(
             f"{url} must serve while it is watched, but counted nothing: watch it under load, or `drive` it."
         )
-    replace_together({run.path / name: partial(write_text, text=text) for name, text in lines.items()})
-    mine, calibration = stretch.paces(), _calibration(run, drafter, unknown)
-    beside, ratio = _plain(others, str(plain), engine, unknown) if others else {}, None
-    if both := [size for size in mine if size in beside]:
-        ratio = over_plain([mine[size] for size in both], [beside[size] for size in both])
-    elif beside:
+    unknown += [RESTARTED] * recording.restarted
+    calibration, (paces, notes) = _calibration(run, options.drafter, unknown), recording.paces()
+    plain = _plain(beside, recording.engine, unknown) if beside else {}
+    both = [size for size in paces if size in plain]
+    ratio = over_plain([paces[size] for size in both], [plain[size] for size in both]) if both else None
+    if ratio and not 1 / MOST_TIMES_SLOWER < ratio.value < 1.1 * (recording.guesses + 1):
+        notes.append(f"{url} counts what cannot be beside plain: {ratio.value:.3g} times its throughput.")
+        ratio, both = None, []
+    elif beside and not both:
         unknown.append(
             "No number of running requests was seen both with the drafter and without: watch both for longer."
         )
-    elif calibration is not None:
+    elif calibration is not None and not beside:
         unknown.append(NO_PLAIN)
-    came = stretch.decoded()
-    tokens = came[0] / came[1] if came and came[1] > 0 else None
-    if tokens is None and calibration is not None:
+    tokens = recording.tokens_per_step
+    if tokens is None and calibration is not None and not ENGINES[recording.engine].seconds:
         tokens = 1 + sum(calibration.meta["survival"])
-    timed = {size: (mine[size], beside[size]) for size in both}
-    command = _plan(run, stretch, timed, calibration, unknown) if calibration and timed else None
-    found = Tuned(engine=engine, model=model, tokens_per_step=tokens, paces=mine, plain=beside, unknown=tuple(unknown))
-    return replace(found, over_plain=ratio, calibration=calibration, command=command)
+    timed = {size: (paces[size], plain[size]) for size in both}
+    command = _plan(run, recording, timed, calibration, unknown, options.beyond) if calibration and timed else None
+    return Tuned(
+        engine=recording.engine,
+        model=recording.model,
+        tokens_per_step=tokens,
+        paces=paces,
+        plain=plain,
+        over_plain=ratio,
+        calibration=calibration,
+        command=command,
+        unknown=(*unknown, *notes),
+    )
 
 
-def _check_recordings(run: RunDirectory, plain: str | None, overwrite: bool) -> None:
-    """Raise InvalidInput where the recordings would replace earlier ones, or those of ``plain``, which are still to be read."""
-    recordings = [run.path / name for name in (SCRAPES, BEFORE, AFTER)]
-    if plain and Path(plain).resolve() in [path.resolve() for path in recordings]:
+def _watched(run: RunDirectory, url: str, options: Watching) -> tuple[Recording, Recording | None, list[str]]:
+    """What was seen of the server and of the plain one, and what went wrong; both are in the run's files, whatever ended it."""
+    plain, files = options.plain, {url: run.path / WATCHED}
+    if plain and Path(plain).resolve() == files[url].resolve():
         raise InvalidInput(
-            f"{plain} would be replaced by what is counted now: move it to another folder, or name another `run`."
+            f"{plain} would be added to by what is counted now: move it to another folder, or name another `run`."
         )
-    if not overwrite:
-        run.check_free("what a server counted", [*run.accuracies(), *recordings])
+    if not (options.overwrite or files[url].exists()):
+        run.check_free("what a server counted", run.accuracies())
+    beside = Recording.load(Path(plain)) if plain and not options.plain_url else None
+    if options.plain_url:
+        files[options.plain_url] = run.path / PLAIN
+    earlier = {url: Recording.load(path) for url, path in files.items() if path.exists() and not options.overwrite}
+    source = {"prompts": options.drive, "in_order": True}
+    prompts = asked_of(conversations_of(source), source) if options.drive else []
+    recordings, notes = dict[str, Recording](), list[str]()
+    try:
+        with progress("Watching", None):
+            run_async(partial(_watch, files, earlier, recordings, prompts, options, notes))
+    except TreeoptError as error:
+        if url not in recordings or len(recordings[url].looks) < 2:
+            raise
+        notes.append(f"Watching ended early. {error}")
+    finally:
+        for url_of, recording in recordings.items():
+            recording.save(files[url_of])
+        if url in recordings:
+            texts = {BEFORE: recordings[url].before, AFTER: recordings[url].after}
+            replace_together({run.path / name: partial(write_text, text=text) for name, text in texts.items()})
+    return recordings[url], recordings.get(options.plain_url or "", beside), notes
 
 
-async def _watched(
-    url: str, options: Watching, others: list[Scrape], prompts: Sequence[Prompt]
-) -> tuple[str, list[Scrape], list[str]]:
-    """The model, the scrapes of the server, and what went wrong; those of a plain server that is up are added to ``others``."""
-    scrapes, notes, seconds = list[Scrape](), list[str](), 60 * options.minutes
-
-    async def look(server: Server, into: list[Scrape]) -> None:
-        notes.extend(await watch(server, seconds, into))
-
-    with progress("Watching", None):
-        async with Server(url) as server, Server(options.plain_url or url) as other:
-            model = await server.model()
-            both = [(server, scrapes), *([(other, others)] if options.plain_url else [])]
-            for number in options.clients if prompts else (0,):
-                looks = [partial(look, one, into) for one, into in both]
-                loads = [partial(_driven, one, prompts, number, seconds) for one, _ in both if prompts]
-                await together([*looks, *loads])
-    return model, scrapes, notes
-
-
-async def _driven(server: Server, prompts: Sequence[Prompt], clients: int, seconds: float) -> None:
-    """Send the prompts again and again, until the time is over."""
+async def _watch(
+    files: Mapping[str, Path],
+    earlier: Mapping[str, Recording],
+    recordings: dict[str, Recording],
+    prompts: Sequence[Prompt],
+    options: Watching,
+    notes: list[str],
+) -> None:
+    """Watch servers at the same time with each number of clients: ``recordings`` goes on from ``earlier``."""
     import anyio
 
-    with anyio.move_on_after(seconds):
-        while True:
-            await drive(server, list(prompts) * clients, clients=clients, max_tokens=MOST_TOKENS)
+    failed = dict[str, list[str]]()
+    async with AsyncExitStack() as stack:
+        tasks, servers = [], list[Server]()
+        for url, path in files.items():
+            server = await stack.enter_async_context(Server(url))
+            page, recording = await find_counters(server)
+            if url in earlier:
+                earlier[url].check_same(recording, path)
+                earlier[url].add(recording.after)
+            recordings[url] = earlier.get(url, recording)
+            servers.append(server)
+            failed[f"looks at {server.url}{page}"] = failures = list[str]()
+            tasks.append(partial(watch, server, page, recordings[url], failures))
+        refused = failed["answers to prompts"] = list[str]()
+        for clients in options.clients if prompts else (0,):
+            check_open_files(clients * len(servers))
+            loads = [partial(_ask_on, server, prompts, clients, refused) for server in servers]
+            with anyio.move_on_after(60 * options.minutes):
+                await together([*tasks, *(loads if prompts else [])])
+    notes += [f"{len(why)} {what} failed, the last because: {why[-1]}" for what, why in failed.items() if why]
 
 
-def _plain(others: Sequence[Scrape], source: str, engine: str, unknown: list[str]) -> dict[int, Pace]:
-    stretch, notes = last_stretch(others, source)
-    unknown += [f"Of plain: {note}" for note in notes]
-    theirs, found = stretch.engine, stretch.paces()
-    if theirs != engine or any(pace.tokens_per_step > MOST_PLAIN for pace in found.values()):
-        raise InvalidInput(f"`plain` must be of {engine} without a drafter, but {source} is of {theirs}, or drafts.")
-    return found
+async def _ask_on(server: Server, prompts: Sequence[Prompt], clients: int, refused: list[str]) -> None:
+    """Send the prompts again and again; those that are refused are left out, unless nothing else is answered."""
+    import anyio
+
+    following, in_a_row = cycle(prompts), 0
+
+    async def client() -> None:
+        nonlocal in_a_row
+        for prompt in following:
+            try:
+                await server.complete(prompt, MOST_TOKENS)
+                in_a_row = 0
+            except TreeoptError as error:
+                refused.append(str(error))
+                in_a_row += 1
+                if in_a_row >= MOST_REFUSED:
+                    raise
+                await anyio.sleep(REFUSED_S)
+
+    await together([client] * clients)
+
+
+def _plain(beside: Recording, engine: str, unknown: list[str]) -> dict[int, Pace]:
+    paces, notes = beside.paces()
+    unknown += [f"Of plain: {note}" for note in [*([RESTARTED] * beside.restarted), *notes]]
+    if beside.engine != engine or any(pace.tokens_per_step > MOST_PLAIN for pace in paces.values()):
+        raise InvalidInput(
+            f"`plain` must be of {engine} without a drafter, but {beside.server} is of {beside.engine}, or drafts."
+        )
+    return paces
 
 
 def _calibration(run: RunDirectory, drafter: str | None, unknown: list[str]) -> Calibration | None:
@@ -146,14 +200,15 @@ def _calibration(run: RunDirectory, drafter: str | None, unknown: list[str]) -> 
 
 def _plan(
     run: RunDirectory,
-    stretch: Stretch,
+    recording: Recording,
     timed: Mapping[int, tuple[Pace, Pace]],
     calibration: Calibration,
     unknown: list[str],
+    beyond: Beyond,
 ) -> str | None:
     """Write the profile, the plan, the report and the engine's files; the command that starts it, where there is one."""
     length = calibration.meta["draft_length"]
-    drafts, drafted = (stretch.rise(f"{of}_total") for of in COUNTERS[:2])
+    drafts, drafted = (recording.rise(f"{name}_total") for name in COUNTERS[:2])
     # The last drafts of answers are shorter, where fewer tokens are left.
     are_full = 0 < NEARLY * calibration.num_heads * drafts <= drafted
     if calibration.meta["ends_are_misses"] or are_full:
@@ -164,14 +219,16 @@ def _plan(
     points = tuple(_timing(n, pace, length + 1, calibration.drafted, idle.step_ms) for n, (pace, idle) in timed.items())
     plain = tuple(_timing(n, pace, 1) for n, (_, pace) in timed.items())
     info = {"measures": "step", "provenance": replace(Provenance.here(), machine=None, versions=None).record}
-    LatencyProfile(points, plain, Runtime(name=stretch.engine), {**info, "inputs": inputs_of(run.path / SCRAPES)}).save(
-        run.profile
-    )
+    LatencyProfile(
+        points, plain, Runtime(name=recording.engine), {**info, "inputs": inputs_of(run.path / WATCHED)}
+    ).save(run.profile)
     unknown.append(_between(calibration, length, *max(timed.items())[1]))
     try:
-        search(run, engine=stretch.engine, batch_sizes=list(timed), measured_only=True)
-        note(f"The report is in {write_report(run)[0]}.")
-        return export(run, stretch.engine)[1].command
+        search(run, engine=recording.engine, batch_sizes=list(timed), measured_only=True)
+        note(f"The report is in {write_report(run)}.")
+        written = export(run, recording.engine, options=ExportOptions(beyond=beyond))[1]
+        unknown += written.notes
+        return written.command
     except TreeoptError as error:
         unknown.append(f"No launch options were written. {error}")
         return None

@@ -14,7 +14,7 @@ def first_line_of(found: Tuned) -> str:
     """What speculation brings or costs now, as far as it is known."""
     tokens, ratio = found.tokens_per_step, found.over_plain
     if tokens is None:
-        return "What speculation brings now is not known: the server does not count its tokens."
+        return "What speculation brings now is not known: the server does not count its tokens, or not as a server decodes."
     if found.calibration is None and tokens <= 1:
         return "The server decodes without speculation now."
     if ratio is None:

@@ -3,8 +3,10 @@
 It is run by its path, so that it imports little, and is told in JSON what to start: the command, its further environment, the
 log and the port. Its stdin is a pipe from treeopt, which ends when treeopt does, however that happens. Then, or when the
 command ends, it terminates all descendants, kills those that stay, and waits until the port is free. On Linux descendants that
-lose their parent become its own children, also those in sessions of their own; elsewhere they are known if they were seen
-before that.
+lose their parent become its own children, also those in sessions of their own, and the command is killed when the keeper is;
+elsewhere descendants are known if they were seen before they lost their parent.
+
+The log keeps the first and the last that the command prints.
 """
 
 import ctypes
@@ -15,12 +17,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
+from typing import IO
 
 import psutil
 
-PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
+LOG_BYTES = 2**23  # of the beginning of a log, and at most as many of its end
 GRACE_S = 10  # from being asked to end to being killed
 PORT_S = 20  # that a port may stay taken when nobody is left
 LOOK_S = 0.2
@@ -30,17 +35,23 @@ NOT_STARTED = 127
 def main() -> int:
     """Run the command until it ends or stdin does; the exit status is the command's, 0 where it was stopped."""
     told = json.loads(sys.argv[1])
-    adopts = sys.platform == "linux" and not ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopts = _prctl(PR_SET_CHILD_SUBREAPER, 1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # ends as if stdin had
         signal.signal(number, lambda *_: os.dup2(os.open(os.devnull, os.O_RDONLY), 0))
     seen = set[psutil.Process]()
     ended: int | None = None
     try:
-        with open(told["log"], "wb") as log:
-            environment = {**os.environ, **told["environment"]}
-            command = subprocess.Popen(
-                told["words"], env=environment, start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+        command = subprocess.Popen(
+            told["words"],
+            env={**os.environ, **told["environment"]},
+            start_new_session=True,
+            preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        copying = threading.Thread(target=_copy, args=(command.stdout, told["log"]), daemon=True)
+        copying.start()
         while (ended := command.poll()) is None and not _stdin_ended():
             seen |= set() if adopts else _descendants()
     except OSError as error:
@@ -49,7 +60,23 @@ def main() -> int:
     finally:
         _end(seen)
         _wait_for_port(told["port"])
+    copying.join(LOOK_S)
     return 0 if ended is None else ended if ended >= 0 else 128 - ended
+
+
+def _prctl(option: int, value: int) -> bool:
+    """Whether the system has the option, and did it."""
+    return sys.platform == "linux" and not ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _copy(output: IO[bytes], log: str) -> None:
+    """Copy what a command prints into a file, which begins its second half anew where that is full."""
+    with open(log, "wb", buffering=0) as file:
+        while data := output.read1(2**16):  # type: ignore[attr-defined]
+            if file.tell() > 2 * LOG_BYTES:
+                file.seek(LOG_BYTES)
+                file.truncate()
+            file.write(data)
 
 
 def _stdin_ended() -> bool:

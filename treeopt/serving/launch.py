@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
@@ -22,7 +23,7 @@ from urllib.parse import quote
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported, quoted
 from treeopt.files.shell import command_line, split_template
 from treeopt.serving import keeper
-from treeopt.serving.client import NoSuchPage, Server
+from treeopt.serving.client import NoSuchPage, Server, run_async
 
 T = TypeVar("T")
 PLACES = ("options", "port")
@@ -68,25 +69,23 @@ class Launcher:
         >>> launcher.filled(["--config", "{a b}"], 80)
         ['sh', '-c', "exec serve --config '{a b}'", '--port=80']
         """
-        found: list[str] = []
+        words = list[str]()
         for word in self.words:
-            known = {"options": command_line(*options), "port": str(port)}
-            filled = re.sub(r"\{(options|port)\}", lambda match, known=known: known[match[1]], word)  # type: ignore[misc]
-            found += options if word == "{options}" else [filled]
-        return found
+            filled = word.replace("{port}", str(port)).replace("{options}", command_line(*options))
+            words += options if word == "{options}" else [filled]
+        return words
 
     def visit(
         self, options: Sequence[str], log: Path, look: Callable[[Server], Awaitable[T]], model: str | None = None
     ) -> T:
         """What ``look`` gives of a server that is started for it, of this model where it serves several."""
-        import anyio
 
-        async def looked(url: str) -> T:
-            async with Server(url) as server:
+        async def visit() -> T:
+            async with Server(f"{url}?model={quote(model)}" if model else url) as server:
                 return await look(server)
 
         with self.launched(options, log) as url:
-            return anyio.run(looked, f"{url}?model={quote(model)}" if model else url)
+            return run_async(visit)
 
     @contextmanager
     def launched(self, options: Sequence[str], log: Path) -> Iterator[str]:
@@ -115,14 +114,12 @@ class Launcher:
             kept.stdout.close()  # type: ignore[union-attr]
 
     def _wait_until_healthy(self, url: str, kept: subprocess.Popen[bytes], words: Sequence[str], log: Path) -> None:
-        import anyio
-
         last, said, poll_s = time.monotonic() + self.within_s, "", POLL_S
         while (left := last - time.monotonic()) > 0:
             if _has_ended(kept, min(poll_s, left)):
                 raise Unsupported(_death(kept, words, log))
             try:
-                return anyio.run(_check_health, url, min(left, MOST_POLL_S))
+                return run_async(partial(_check_health, url, min(left, MOST_POLL_S)))
             except TreeoptError as error:
                 said, poll_s = str(error), min(1.2 * poll_s, MOST_POLL_S)
         raise Unsupported(
@@ -134,9 +131,10 @@ class Launcher:
 async def _check_health(url: str, within_s: float) -> None:
     """Raise a TreeoptError unless the server says that it is healthy, and which model it serves."""
     async with Server(url) as server:
+        server.within_s = within_s
         with suppress(NoSuchPage):
-            await server.text("/health", within_s)
-        await server.json("/v1/models", within_s)
+            await server.text("/health")
+        await server.json("/v1/models")
 
 
 def _has_ended(kept: subprocess.Popen[bytes], within_s: float) -> bool:

@@ -1,42 +1,50 @@
-"""A server looked at while it serves: scrapes of its /metrics, and its pace at each number of running requests.
+"""A server looked at while it serves: what its /metrics counted since its last restart, and its pace at each load.
 
-scrape   the lines of one look that are needed, and when it was
-stretch  scrapes between which nothing fell that is counted: a restart of the server begins another
+look     the counts of one second that are needed, all engines of a server together
 tokens, steps, seconds   of decoding, of all requests together; a step of a request is one pass that it took part in
 
 tokens / steps : tokens per step · seconds / steps : a step · seconds / tokens : a token of one request. Prefills are in none
 of them but by the time for which they hold decoding up.
+
+A figure is believed where a step of up to K guesses gives 1 to K + 1 tokens, in a time that a step may take.
 """
+
+from __future__ import annotations
 
 import re
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from itertools import pairwise
+from math import ceil
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
-from typing_extensions import TypedDict
 
-from treeopt.engines.measured.exposition import Series, is_exposition, series_of
-from treeopt.engines.measured.files import load_file
+from treeopt.engines.measured.exposition import COUNTERS, Series, is_exposition, series_of
 from treeopt.engines.measured.survival import MOST_DRAFTS
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
-from treeopt.files.parameters import Count, Positive
-from treeopt.files.storage import document, schema, typed
+from treeopt.files.parameters import Positive, Range
+from treeopt.files.storage import document, read_json, schema, typed, write_json
 from treeopt.records.bootstrap import conversation_draws, interval95
 from treeopt.records.calibration import Calibration
 from treeopt.records.estimate import Estimate
-from treeopt.serving.client import WITHIN_S, NoSuchPage, Server
+from treeopt.records.plan import Beyond
+from treeopt.serving.client import NoSuchPage, Server
+from treeopt.trees.tree import MOST_DEPTH
 
-EVERY_S, BLOCK_S = 1.0, 10.0  # between scrapes; of what the bootstrap draws, since neighbours are alike
-ALIKE = 0.1  # by which running requests may differ between two scrapes that count for one number of them
+EVERY_S, BLOCK_S = 1.0, 10.0  # between looks; of what the bootstrap draws, since neighbours are alike
+MOST_BETWEEN_S = 30.0  # two looks that are counted for one load
+ALIKE = 0.1  # by which running requests may differ between two looks that count for one number of them
 PAGES = ("/metrics", "/prometheus/metrics")
-MOST_COUNTS = 1000  # that are needed of a scrape
-RESTARTED = "The server restarted while it was watched: what it did before is left out."
+MOST_COUNTS = 1000  # that are needed of a page
+KIND = "watched"
+Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+STEP_MS = (0.05, 1e5)  # that a step may take
+UNEVEN = 0.05  # of the steps, by which tokens may be off: not all counts of a page are of one moment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,18 +52,20 @@ class Watching:
     """How a server is watched.
 
     minutes   : how long to watch, with each number of ``clients``
-    plain     : a server without a drafter to be watched beside it, or scrapes.jsonl of one that was watched before
+    plain     : a server without a drafter to be watched beside it, or watched.json of one that was watched before
     drafter   : what makes the drafts, which counters do not say: eagle3, draft-model, ngram, mtp
     drive     : file of prompts to send, in closed loops; by default nothing is sent but GETs
     clients   : how many prompts are sent at once, one number after another
-    overwrite : replace the run's trace, calibration and recordings
+    beyond    : what a schedule does above the largest load that was watched: off decodes plainly, last goes on
+    overwrite : forget what the run holds, its trace and calibration too; by default what is watched is added to what was
     """
 
     minutes: Positive = 5
     plain: str | None = None
     drafter: str | None = None
     drive: str | None = None
-    clients: Sequence[Count] = (1,)
+    clients: Sequence[Annotated[int, Range(1, 4096)]] = (1,)
+    beyond: Beyond = "off"
     overwrite: bool = False
 
     @property
@@ -99,18 +109,21 @@ ENGINES = {
 }  # fmt: skip
 
 
-class Scrape(TypedDict):
-    """A line of ``scrapes.jsonl``."""
+class Look(NamedTuple):
+    """What was counted up to a second of time; an engine without counts of decoding has none."""
 
-    at_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    metrics: str
+    at_s: Annotated[float, Field(ge=0, le=2**53)]
+    running: Annotated[float, Field(ge=0, le=2**53)]
+    tokens: Annotated[float, Field(ge=-(2**53), le=2**53)]
+    steps: Annotated[float, Field(ge=-(2**53), le=2**53)]
+    seconds: Annotated[float, Field(ge=0, le=2**53)]
 
 
 @dataclass(frozen=True, eq=False)
 class Pace:
     """Decoding at one number of running requests: (tokens, steps, seconds) of every block, a row each."""
 
-    blocks: np.ndarray[tuple[int, int], np.dtype[np.float64]]
+    blocks: Floats
 
     @property
     def sums(self) -> tuple[float, float, float]:
@@ -131,7 +144,7 @@ class Pace:
 
 
 def engine_of(text: str) -> str | None:
-    """The engine whose names a scrape has.
+    """The engine whose names a page has.
 
     >>> engine_of("llamacpp:requests_processing 1"), engine_of("up 1")
     ('llama-cpp', None)
@@ -139,47 +152,8 @@ def engine_of(text: str) -> str | None:
     return next((name for name, names in ENGINES.items() if is_exposition(text, names.needed)), None)
 
 
-async def watch(server: Server, seconds: float, scrapes: list[Scrape]) -> list[str]:
-    """Add a scrape every second, for so long; only GETs. Returns what went wrong now and then.
-
-    The first scrape must succeed: InvalidInput and Unsupported say why it does not.
-    """
-    import anyio
-
-    began, failed, why = time.monotonic(), 0, ""
-    page, text = PAGES[0], ""
-    for page in PAGES:
-        try:
-            text = await server.metrics(page)
-        except NoSuchPage:
-            continue
-        if engine_of(text):
-            break
-    name = engine_of(text)
-    if name is None:
-        raise Unsupported(
-            f"{server.url} must show the counters of {', '.join(ENGINES)} under {' or '.join(PAGES)}, but does not. Start "
-            "llama-server with --metrics, SGLang with --enable-metrics, TensorRT-LLM with return_perf_metrics: true."
-        )
-    scrapes.append(_kept(text, name, server.url))
-    while (left := began + seconds - time.monotonic()) >= EVERY_S:
-        await anyio.sleep(EVERY_S)
-        try:
-            scrapes.append(_kept(await server.metrics(page, min(WITHIN_S, left)), name, server.url))
-        except TreeoptError as error:
-            failed, why = failed + 1, str(error)
-    return [f"{failed} looks at {page} failed, the last because: {why}"] * bool(failed)
-
-
-def _kept(text: str, engine: str, source: object) -> Scrape:
-    """The lines that are needed, once they are counts."""
-    counts_of(text, engine, source)
-    lines = [line for line in text.splitlines() if re.match(ENGINES[engine].needed, line)]
-    return {"at_s": time.monotonic(), "metrics": "\n".join(lines) + "\n"}
-
-
 def counts_of(text: str, engine: str, source: object) -> dict[Series, float]:
-    """What is needed of a scrape; InvalidInput where it is none of the engine's, too much, or no counts."""
+    """What is needed of a page; InvalidInput where it is none of the engine's, too much, or no counts."""
     counts = series_of(text, source, ENGINES[engine].needed)
     if not 0 < len(counts) <= MOST_COUNTS or any(not 0 <= value <= MOST_DRAFTS for value in counts.values()):
         raise InvalidInput(
@@ -188,79 +162,170 @@ def counts_of(text: str, engine: str, source: object) -> dict[Series, float]:
     return counts
 
 
-def read_scrapes(path: Path) -> list[Scrape]:
-    """The scrapes of a file of scrapes in JSON lines; InvalidInput where it holds something else."""
-    content = load_file(path) or [None]
-    return typed(list[Scrape], content if isinstance(content, list) else [content], path)
+@dataclass
+class Recording:
+    """What was seen of a server since its last restart.
 
+    before, after : the lines of the first look and of the last
+    restarted     : whether something was seen before that is left out
+    """
 
-@dataclass(frozen=True)
-class Stretch:
-    """Scrapes of a server since its last restart, and their counts: all series of a name together."""
+    server: str
+    model: str
+    engine: Literal["vllm", "llama-cpp", "sglang", "tensorrt-llm"]
+    before: str = ""
+    after: str = ""
+    looks: list[Look] = field(default_factory=list)
+    restarted: bool = False
 
-    engine: str
-    scrapes: Sequence[Scrape]
-    counts: Sequence[Mapping[str, float]]
+    @classmethod
+    def load(cls, path: Path) -> Recording:
+        """The recording of a file; InvalidInput where it is none."""
+        recording = typed(cls, read_json(path, KIND), path)
+        for text in (recording.before, recording.after):
+            counts_of(text, recording.engine, path)
+        if not recording.looks:
+            raise InvalidInput(f"{path} must hold looks at a server, but holds none.")
+        return recording
 
-    def rise(self, name: str, begin: int = 0, end: int = -1) -> float:
-        return self.counts[end].get(name, 0.0) - self.counts[begin].get(name, 0.0)
+    def save(self, path: Path) -> None:
+        write_json(path, KIND, document(self))
 
-    def decoded(self, begin: int = 0, end: int = -1) -> tuple[float, float, float] | None:
-        """(tokens, steps, seconds) between two scrapes; None for an engine that does not count them.
+    def check_same(self, recording: Recording, path: Path) -> None:
+        """Raise InvalidInput where another recording is of another server than this one of a file."""
+        for mine, other in (
+            (self.server, recording.server),
+            (self.model, recording.model),
+            (self.engine, recording.engine),
+        ):
+            if mine != other:
+                raise InvalidInput(
+                    f"{path} is of {mine}, which {other} replaces only with `overwrite`: pass that, or another `run`."
+                )
 
-        Where no steps are counted every token takes one.
-        """
-        names, rise = ENGINES[self.engine], partial(self.rise, begin=begin, end=end)
-        if not names.seconds:
-            return None
-        tokens, steps = (rise(first) - sum(map(rise, less)) for first, *less in (names.tokens, names.steps))
-        return tokens, steps if steps > 0 else tokens, rise(names.seconds)
-
-    def paces(self) -> dict[int, Pace]:
-        """The pace at each number of running requests that stood still between two scrapes."""
-        names = ENGINES[self.engine]
-        found: dict[int, list[list[Any]]] = {}
-        for begin, end in pairwise(range(len(self.scrapes))):
-            ends = [self.counts[place].get(names.running, 0.0) for place in (begin, end)]
-            came, size = self.decoded(begin, end), round(sum(ends) / 2)
-            # What is counted when a request ends was of those that ran before.
-            if names.at_end:
-                size = round(ends[0])
-            elif abs(ends[0] - ends[1]) > ALIKE * size:
-                continue
-            blocks = found.setdefault(size, [])
-            if not blocks or (blocks[-1][3] >= BLOCK_S and min(blocks[-1][:3]) > 0):
-                blocks.append([0.0] * 4)
-            more = (*(came or (0, 0, 0)), self.scrapes[end]["at_s"] - self.scrapes[begin]["at_s"])
-            blocks[-1] = [a + b for a, b in zip(blocks[-1], more, strict=True)]
-        kept = {
-            size: np.array([block[:3] for block in found[size] if min(block[:3]) > 0]) for size in sorted(found) if size
-        }
-        return {size: Pace(blocks) for size, blocks in kept.items() if len(blocks)}
-
-
-def last_stretch(scrapes: Sequence[Scrape], source: object) -> tuple[Stretch, list[str]]:
-    """What was seen since the last restart, and a note where there was one. InvalidInput for less than two."""
-    engine = engine_of(scrapes[0]["metrics"]) if scrapes else None
-    if engine is None:
-        raise InvalidInput(f"{source} must hold scrapes of {', '.join(ENGINES)}, but holds none.")
-    read = [counts_of(scrape["metrics"], engine, source) for scrape in scrapes]
-    begin = max((i for i, (old, new) in enumerate(pairwise(read), 1) if _restarted(old, new)), default=0)
-    if len(scrapes) - begin < 2:
-        raise InvalidInput(
-            f"{source} must be looked at twice since its last restart, but was once: watch it for longer."
+    def add(self, page: str) -> None:
+        """Add a look at a page of counters."""
+        names, counts = ENGINES[self.engine], counts_of(page, self.engine, self.server)
+        if self.looks and _has_restarted(counts_of(self.after, self.engine, self.server), counts):
+            self.looks, self.restarted = [], True
+        lines = (line for line in page.splitlines() if re.match(names.needed, line))
+        self.after = "\n".join(lines) + "\n"
+        self.before = self.before if self.looks else self.after
+        totals = _totals(counts)
+        tokens, steps = (
+            totals[first] - sum(totals[name] for name in others)
+            for first, *others in (names.tokens or ("",), names.steps or ("",))
         )
-    sums = [dict[str, float]() for _ in read[begin:]]
-    for counts, total in zip(read[begin:], sums, strict=True):
-        for (name, _), value in counts.items():
-            total[name] = total.get(name, 0.0) + value
-    return Stretch(engine, scrapes[begin:], sums), [RESTARTED] * (begin > 0)
+        steps = steps or tokens  # where no steps are counted every token takes one
+        self.looks.append(Look(time.time(), totals[names.running], tokens, steps, totals[names.seconds]))
+
+    def rise(self, name: str) -> float:
+        """What the series of a name rose by, all together."""
+        before, after = (_totals(counts_of(text, self.engine, self.server)) for text in (self.before, self.after))
+        return after[name] - before[name]
+
+    @property
+    def guesses(self) -> int:
+        """Guesses of the longest draft, as far as counters tell."""
+        drafts, drafted = (self.rise(f"{name}_total") for name in COUNTERS[:2])
+        if not drafts:
+            return MOST_DEPTH if self.rise("spec_verify_calls_total") else 0
+        reached = {
+            dict(labels).get("position")
+            for (name, labels), count in counts_of(self.after, self.engine, self.server).items()
+            if count and name == f"{COUNTERS[3]}_total"
+        }
+        return min(max(ceil(drafted / drafts - UNEVEN), len(reached)), MOST_DEPTH)
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Of all steps; None where they are not counted, or counted otherwise than a server decodes."""
+        decoded = np.subtract(self.looks[-1], self.looks[0])[2:]
+        block = _believed(decoded, self.guesses, round(self.looks[-1].running))
+        return None if block is None else float(block[0] / block[1])
+
+    def paces(self) -> tuple[dict[int, Pace], list[str]]:
+        """The pace at each number of running requests that stood still between two looks, and what is not believed."""
+        names, blocks = ENGINES[self.engine], dict[int, list[Floats]]()
+        for old, new in pairwise(self.looks):
+            size = round(old.running if names.at_end else (old.running + new.running) / 2)
+            # What is counted when a request ends was of those that ran before.
+            is_steady = names.at_end or abs(old.running - new.running) <= ALIKE * size
+            rise = np.subtract(new, old)
+            if not size or not is_steady or not 0 < rise[0] < MOST_BETWEEN_S:
+                continue
+            mine = blocks.setdefault(size, [])
+            if not mine or (mine[-1][0] >= BLOCK_S and mine[-1][2:].min() > 0):
+                mine.append(np.zeros(len(rise)))
+            mine[-1] += rise
+        guesses, paces, unlikely = self.guesses, dict[int, Pace](), 0
+        for size in sorted(blocks):
+            counted = [block[2:] for block in blocks[size] if block[2:].any()]
+            believed = [block for block in (_believed(block, guesses, size) for block in counted) if block is not None]
+            unlikely += len(counted) - len(believed)
+            if believed:
+                paces[size] = Pace(np.array(believed))
+        if not unlikely:
+            return paces, []
+        return paces, [
+            f"{self.server} counts what cannot be: a step of up to {guesses} guesses gives 1 to {guesses + 1} tokens. {unlikely} "
+            f"stretches of up to {BLOCK_S:.0f} s are left out."
+        ]
 
 
-def _restarted(old: dict[Series, float], new: dict[Series, float]) -> bool:
+def _totals(counts: Mapping[Series, float]) -> Mapping[str, float]:
+    totals = defaultdict[str, float](float)
+    for (name, _), value in counts.items():
+        totals[name] += value
+    return totals
+
+
+def _has_restarted(old: Mapping[Series, float], new: Mapping[Series, float]) -> bool:
     counted = [series for series in old if series[0].endswith(("_total", "_sum", "_count"))]
     created = [series for series in old.keys() & new.keys() if series[0].endswith("_created")]
-    return any(new.get(one, -1.0) < old[one] for one in counted) or any(new[one] != old[one] for one in created)
+    return any(new.get(series, -1.0) < old[series] for series in counted) or any(
+        new[series] != old[series] for series in created
+    )
+
+
+def _believed(block: Floats, guesses: int, running: int) -> Floats | None:
+    """(tokens, steps, seconds) with tokens that so many steps may give; None where they are far from that."""
+    tokens, steps, seconds = block.tolist()
+    uneven = UNEVEN * steps + 2 * running
+    if min(steps, seconds) <= 0 or not STEP_MS[0] <= 1000 * seconds / steps <= STEP_MS[1]:
+        return None
+    if not steps - uneven <= tokens <= (guesses + 1) * steps + uneven:
+        return None
+    return np.array([min(max(tokens, steps), (guesses + 1) * steps), steps, seconds])
+
+
+async def find_counters(server: Server) -> tuple[str, Recording]:
+    """The page that has a server's counters, and a recording with the first look at it."""
+    for page in PAGES:
+        try:
+            text = await server.metrics(page)
+        except NoSuchPage:
+            continue
+        if engine := engine_of(text):
+            recording = typed(Recording, {"server": server.url, "model": await server.model(), "engine": engine}, page)
+            recording.add(text)
+            return page, recording
+    raise Unsupported(
+        f"{server.url} must show the counters of {', '.join(ENGINES)} under {' or '.join(PAGES)}, but does not. Start "
+        "llama-server with --metrics, SGLang with --enable-metrics, TensorRT-LLM with return_perf_metrics: true."
+    )
+
+
+async def watch(server: Server, page: str, recording: Recording, failures: list[str]) -> None:
+    """Add a look every second until it is cancelled; only GETs. Why one fails is added to ``failures``."""
+    import anyio
+
+    while True:
+        await anyio.sleep(EVERY_S)
+        try:
+            recording.add(await server.metrics(page))
+        except TreeoptError as error:
+            failures.append(str(error))
 
 
 def over_plain(mine: Sequence[Pace], plain: Sequence[Pace]) -> Estimate:
@@ -269,13 +334,11 @@ def over_plain(mine: Sequence[Pace], plain: Sequence[Pace]) -> Estimate:
     The interval is by a bootstrap over blocks of time; None where a batch size has fewer than two of either.
     """
     draws, without, taken = [], 0.0, 0.0
-    for i, (one, other) in enumerate(zip(mine, plain, strict=True)):
-        a, b = (
-            conversation_draws(len(pace.blocks), seed=2 * i + j) @ pace.blocks for j, pace in enumerate((one, other))
-        )
+    for i, (pace, other) in enumerate(zip(mine, plain, strict=True)):
+        a, b = (conversation_draws(len(one.blocks), seed=2 * i + j) @ one.blocks for j, one in enumerate((pace, other)))
         draws.append(np.stack([a[:, 0] * b[:, 2] / b[:, 0], a[:, 2]]))
-        without += one.sums[0] * other.token_ms / 1000
-        taken += one.sums[2]
+        without += pace.sums[0] * other.token_ms / 1000
+        taken += pace.sums[2]
     fewest = min(len(pace.blocks) for pace in (*mine, *plain))
     top, low = np.sum(draws, axis=0)
     return Estimate(without / taken, None, *(interval95(top / low, fewest) if fewest > 1 else ()))
@@ -295,12 +358,12 @@ class Tuned:
     engine: str
     model: str
     tokens_per_step: float | None = None
-    paces: dict[int, Pace]
-    plain: dict[int, Pace]
+    paces: Mapping[int, Pace]
+    plain: Mapping[int, Pace]
     over_plain: Estimate | None = None
     calibration: Calibration | None = None
     command: str | None = None
-    unknown: tuple[str, ...]
+    unknown: Sequence[str]
 
     @property
     def survival(self) -> list[float]:
