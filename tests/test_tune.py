@@ -48,7 +48,7 @@ def hurry(monkeypatch):
     monkeypatch.setattr(Server, "within_s", 0.15)
     monkeypatch.setattr(Server, "answered_within_s", 1)
     monkeypatch.setattr(sys.modules[tune.__module__], "REFUSED_S", 0.02)
-    monkeypatch.setattr(sys.modules[tune.__module__], "write_report", lambda run: run.report)
+    monkeypatch.setattr(sys.modules[tune.__module__], "write_report", lambda run: (run.report, []))
 
 
 @pytest.fixture(autouse=True)

@@ -225,7 +225,7 @@ def _plan(
     unknown.append(_between(calibration, length, *max(timed.items())[1]))
     try:
         search(run, engine=recording.engine, batch_sizes=list(timed), measured_only=True)
-        note(f"The report is in {write_report(run)}.")
+        note(f"The report is in {write_report(run)[0]}.")
         written = export(run, recording.engine, options=ExportOptions(beyond=beyond))[1]
         unknown += written.notes
         return written.command
