@@ -39,7 +39,7 @@ def drawn(costs: StepCosts, steps: list[Cost], count: int = 2000) -> np.ndarray:
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=30)
+@settings(max_examples=10)
 def test_timings_without_noise_are_kept_and_each_cost_is_the_same_alone(seed):
     rng = np.random.default_rng(seed)
     trees = {(int(n), int(d)) for n, d in zip(rng.integers(2, 20, 12), rng.integers(1, 5, 12), strict=True) if n > d}
@@ -47,7 +47,7 @@ def test_timings_without_noise_are_kept_and_each_cost_is_the_same_alone(seed):
     costs = StepCosts(profile(timing(1, 0, 9.0), *(timing(*tree, ms[tree]) for tree in sorted(trees))), 1)
     np.testing.assert_allclose(costs.ms(fixed(*ms)), list(ms.values()), rtol=1e-4)
     asked = fixed((1, 0), *((n, d) for n in range(2, 21) for d in range(1, min(n, 6))))
-    np.testing.assert_allclose(costs.ms(asked), [costs.ms([cost])[0] for cost in asked], rtol=1e-9)
+    np.testing.assert_allclose(costs.ms(asked)[::5], [costs.ms([cost])[0] for cost in asked[::5]], rtol=1e-9)
     most = [max(numbers) for numbers in zip(*trees, strict=True)]
     unknown = [cost.rows > most[0] or cost.depth > most[1] for cost in asked]
     assert np.isnan(costs.ms(asked))[unknown].all()
@@ -92,17 +92,6 @@ def test_the_surface_is_the_conditional_mean_of_its_process(anew):
     np.testing.assert_allclose(surface.covariance(asked), spread, atol=4e-5)
 
 
-def test_a_lucky_family_is_drawn_to_the_others():
-    """Five families cost the same; the one that was timed too cheap by 5 % is predicted off by less than half of that."""
-    trees, families = fixed(*((rows, 4) for rows in (4, 8, 16, 32))), [f"topk {k}" for k in (2, 3, 4, 5, 6)]
-    costs = [*trees, *(Cost(family, rows, 4) for family in families for rows in (12, 32))]
-    truth = np.log([1 + 0.02 * cost.rows + 0.1 * (cost.family != FIXED) for cost in costs])
-    lucky = truth - 0.05 * np.array([cost.family == "topk 2" and cost.rows == 12 for cost in costs])
-    surface = Surface(costs, lucky, np.eye(len(costs)) * 0.03**2)
-    off = surface.estimates([Cost("topk 2", 12, 4)])[0] - truth[costs.index(Cost("topk 2", 12, 4))]
-    assert -0.025 < off < 0
-
-
 TRUTHS = {
     "line": lambda rows: 4 + 0.08 * rows,
     "stairs": lambda rows: 4 + 1.5 * np.ceil(rows / 16),
@@ -110,7 +99,7 @@ TRUTHS = {
 }
 
 
-@pytest.mark.parametrize("noise", [0.001, 0.03, 0.08])
+@pytest.mark.parametrize("noise", [0.001, pytest.param(0.03, marks=pytest.mark.long), 0.08])
 @pytest.mark.parametrize("truth", TRUTHS)
 def test_the_truth_is_covered_where_nothing_was_timed(truth, noise):
     """20 profiles of a machine with slow rounds; sizes of one profile err together, so 280 count as about 60."""
@@ -131,26 +120,6 @@ def test_the_truth_is_covered_where_nothing_was_timed(truth, noise):
     assert np.sqrt(np.mean(np.square(off))) < 0.05 + noise / 2
 
 
-@pytest.mark.parametrize("has_jumps", [False, True])
-def test_noisy_timings_are_drawn_to_what_they_have_in_common(has_jumps):
-    """Ratios with 5 % of noise each; with jumps of 15 and 25 % less of it can go."""
-
-    def truth(rows):
-        return 1.1 + 0.02 * rows + has_jumps * (0.15 * (rows > 16) + 0.25 * (rows > 32))
-
-    trees, smooth, raw = fixed((2, 1), (4, 3), *((n, 4) for n in SIZES)), [], []
-    true = np.array([truth(cost.rows) for cost in trees])
-    for seed in range(40):
-        rng = np.random.default_rng(seed)
-        noise = rng.lognormal(0, 0.05 * np.sqrt(20) / 1.2533, (len(trees), 20))
-        rounds = [by_rounds(cost.rows, cost.depth, ms) for cost, ms in zip(trees, true[:, None] * noise, strict=True)]
-        known = profile(by_rounds(1, 0, np.ones(20)), *rounds)
-        smooth.append(np.log(StepCosts(known, 1).ms(trees) / true))
-        raw.append(np.log(np.median(noise, axis=1)))
-    assert np.std(raw) == pytest.approx(0.05, rel=0.1)
-    assert np.sqrt(np.mean(np.square(smooth))) < (0.95 if has_jumps else 0.6) * np.std(raw)
-
-
 def test_between_two_contexts_latencies_are_between():
     points = [StepTiming(1, context, n, 1, (ms,)) for context, ms in ((100, 5.0), (300, 9.0)) for n in (2, 4)]
     plain = [StepTiming(1, context, 1, 0, (ms,)) for context, ms in ((100, 4.0), (300, 6.0))]
@@ -159,28 +128,19 @@ def test_between_two_contexts_latencies_are_between():
     assert [StepCosts(known, 1, context).context_tokens for context in (None, 50, 1000)] == [100, 100, 300]
 
 
-def noisy(seed: int, slow_from: int, *, rounds: int = 30) -> tuple[StepTiming, StepTiming]:
+def noisy(seed: int, slow_from: int) -> list[StepTiming]:
     """A tree of 1.5 plain steps on a machine that becomes half as fast, with an interruption now and then."""
-    rng = np.random.default_rng(seed)
-    number = np.repeat(np.arange(rounds), 4)
-    slow = np.where(number >= slow_from, 2.0, 1.0)
-
-    def samples(ms):
-        hit = np.where(rng.random(len(number)) < 0.05, 5.0, 1.0)
-        return tuple((ms * slow * hit * rng.lognormal(0, 0.03, len(number))).tolist())
-
-    rounds_of = tuple(number.tolist())
-    return (
-        StepTiming(1, 100, 8, 2, samples(3.0), round=rounds_of),
-        StepTiming(1, 100, 1, 0, samples(2.0), round=rounds_of),
-    )
+    rng, number = np.random.default_rng(seed), np.repeat(np.arange(30), 4)
+    hit = np.where(rng.random((2, len(number))) < 0.05, 5.0, 1.0) * rng.lognormal(0, 0.03, (2, len(number)))
+    samples = np.array([[3.0], [2.0]]) * np.where(number >= slow_from, 2.0, 1.0) * hit
+    trees, rounds = ((8, 2), (1, 0)), tuple(number.tolist())
+    return [timing(*tree, *ms, round=rounds) for tree, ms in zip(trees, samples.tolist(), strict=True)]
 
 
-@pytest.mark.parametrize("slow_from", [10, 20, 30])
-def test_drift_and_interruptions_do_not_reach_the_ratio(slow_from):
+def test_drift_and_interruptions_do_not_reach_the_ratio():
     ratios = []
     for seed in range(20):
-        costs = StepCosts(profile(*noisy(seed, slow_from)), 1)
+        costs = StepCosts(profile(*noisy(seed, slow_from=5 + seed)), 1)
         ratios.append(costs.ms(fixed((8, 2)))[0] / costs.plain.ms)
     assert np.mean(ratios) == pytest.approx(1.5, rel=0.01)
     assert np.std(ratios) < 0.02
@@ -189,7 +149,7 @@ def test_drift_and_interruptions_do_not_reach_the_ratio(slow_from):
 def test_draws_scatter_as_estimates_do():
     """With rounds that are slow or fast as a whole, as machines are."""
     steps, spreads, tree = [], [], fixed((1, 0), (8, 2))
-    for seed in range(200):
+    for seed in range(100):
         rng = np.random.default_rng(seed)
         slow, number = rng.lognormal(0, 0.1, 20), np.repeat(np.arange(20), 4)
         timed = [

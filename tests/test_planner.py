@@ -95,17 +95,21 @@ def test_ties_inside_the_noise_go_to_the_smaller_tree(trace):
 
 
 def test_without_a_profile_the_largest_useful_tree_is_taken_and_said(trace):
-    entry = plan_trees(trace, request=PlanRequest(Limits(10))).entries[0]
+    entry = plan_trees(trace, request=PlanRequest(Limits(10, max_depth=2, max_rank=1))).entries[0]
     assert entry.chosen.size <= 10
+    assert entry.chosen.depth <= 2
+    assert max(max(path) for path in entry.tree.medusa_choices) <= 1
     assert entry.chosen.step_ms is None
     assert "No profile" in entry.warnings[0]
 
 
 def test_nothing_is_extrapolated(trace):
-    profile = staircase(lambda rows: 1.0, sizes=range(2, 9))
+    profile = staircase(lambda rows: 1.0, sizes=range(2, 9), depths=(1, 2))
     entry = plan_trees(trace, profile, PlanRequest(Limits(20))).entries[0]
     assert entry.chosen.size <= 8
+    assert entry.chosen.depth <= 2
     assert any("sizes up to 8" in warning for warning in entry.warnings)
+    assert any("depths up to 2" in warning for warning in entry.warnings)
     assert np.isnan(StepCosts(profile, 1, 100).ms([Cost(FIXED, 9, 3)]))
     with pytest.raises(OutOfRange, match="covers batch sizes 1, but 2 was asked"):
         plan_trees(trace, profile, PlanRequest(Limits(20), batch_sizes=(2,)))
@@ -130,24 +134,11 @@ def test_a_budget_beyond_the_profile_costs_nothing(trace, monkeypatch):
     assert [limits.max_depth for limits in grown] == [trace.num_heads]  # no depth but the one that is taken
 
 
-def test_depths_that_were_not_measured_are_left_out_and_said(trace):
-    profile = staircase(lambda rows: 1.0, depths=(1,))
-    entry = plan_trees(trace, profile, PlanRequest(Limits(12))).entries[0]
-    assert entry.chosen.depth <= 1
-    assert any("depths up to 1" in warning for warning in entry.warnings)
-
-
 def test_sequences_without_a_step_have_figures_too():
     trace = random_trace(np.random.default_rng(0), [10, 10, 1, 1, 1, 1, 1, 1], 2, 4)
     entry = plan_trees(trace, request=PlanRequest(Limits(4))).entries[0]
     assert entry.chosen.tokens_per_step.stderr >= 0
     assert plan_trees(trace, request=PlanRequest(Limits(1))).entries[0].chosen.tokens_per_step == 1.0
-
-
-def test_limits_bind(trace):
-    entry = plan_trees(trace, request=PlanRequest(Limits(30, max_depth=2, max_rank=1))).entries[0]
-    assert entry.chosen.depth <= 2
-    assert max(max(path) for path in entry.tree.medusa_choices) <= 1
 
 
 def test_growth_begins_with_the_chosen_tree(trace):

@@ -6,14 +6,9 @@ import numpy as np
 import pytest
 
 from treeopt.growth.source import source_of
-from treeopt.planning.planner import plan_trees
-from treeopt.planning.request import PlanRequest
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, interval95, stderr
 from treeopt.records.trace import NO_TRIAL, RankTrace
-from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
-
-from .test_selection import recorded, truth
 
 TOKENS, CHANCES = 40, (0.75, 0.35)  # of an answer; of a right guess in an easy and in a hard conversation
 CHAIN = Tree.chain(2)
@@ -52,12 +47,11 @@ def covered(conversations: int, trials: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("conversations", "least"),
-    [(30, 0.90), pytest.param(100, 0.93, marks=pytest.mark.long), pytest.param(300, 0.93, marks=pytest.mark.slow)],
+    ("conversations", "least", "most"), [(30, 0.90, 0.99), pytest.param(100, 0.93, 0.97, marks=pytest.mark.long)]
 )
-def test_intervals_cover_as_often_as_they_say(conversations, least):
+def test_intervals_cover_as_often_as_they_say(conversations, least, most):
     """1,000 trials scatter by 0.7 %: an interval that covers in 95 % fails with a chance of 0.3 %."""
-    assert least <= covered(conversations, 1000) <= (0.99 if conversations == 30 else 0.97)
+    assert least <= covered(conversations, 1000) <= most
 
 
 def test_the_replayed_rate_is_that_of_the_renewal_process():
@@ -82,60 +76,3 @@ def test_the_error_of_a_mean_is_the_textbook_one():
     values = np.random.default_rng(2).normal(size=200)
     means = drawn_rates(values, np.ones(200), conversation_draws(200, count=4000))
     assert stderr(means, 200) == pytest.approx(values.std(ddof=1) / np.sqrt(200), rel=0.06)
-
-
-HEADS, RANKS = 3, 8
-# (heads, ranks) P(a head's candidate is right) in easy and in hard conversations
-ACCEPT = [p * (1 - p) ** np.arange(RANKS) for p in np.multiply.outer((0.65, 0.35), 0.85 ** np.arange(HEADS))[..., None]]
-
-
-def searched(rng: np.random.Generator) -> RankTrace:
-    """60 conversations, easy or hard ones, whose heads guess independently."""
-    chance = np.stack(ACCEPT)[rng.integers(0, 2, 60)]  # (60, heads, ranks)
-    ranks = (rng.random((60, TOKENS, HEADS, 1)) > chance.cumsum(-1)[:, None]).sum(-1)
-    ranks[ranks == RANKS] = -1
-    state, head = np.indices((TOKENS, HEADS))
-    ranks[:, state + head + 2 > TOKENS] = NO_TRIAL
-    return RankTrace(ranks.reshape(-1, HEADS).astype(np.int16), np.arange(61) * TOKENS, meta={"top_k": RANKS})
-
-
-def true_rate(tree: Tree) -> float:
-    """Tokens per step of a tree in all conversations that there could be."""
-    steps = []
-    for accept in ACCEPT:
-        reached = np.zeros(HEADS + 2)
-        for path in tree.paths:
-            reached[len(path)] += np.prod([accept[head, rank] for head, rank in enumerate(path)])
-        steps.append(expected_steps(reached[:-1] - reached[1:]))
-    return (TOKENS - 1) / float(np.mean(steps))
-
-
-def level(batch_size: int, size: int, depth: int) -> float:
-    """Milliseconds that rise as tokens per step do: all sizes are about as fast."""
-    return 4.0 * size**0.17
-
-
-@pytest.mark.parametrize(
-    ("searches", "worst"),
-    [pytest.param(40, 0.025, marks=pytest.mark.long), pytest.param(300, 0.025, marks=pytest.mark.slow)],
-)
-@pytest.mark.parametrize(("ms_of", "noise"), [(truth, 0.05), (truth, 0.15), (level, 0.05)])
-def test_what_a_plan_says_of_its_choice_is_right_on_average(searches, worst, ms_of, noise):
-    """Searches on 60 conversations and noisy rounds: bias as a share, and coverage; the seeds are fixed.
-
-    The mean of 300 scatters by 0.2 %. Where all sizes are as fast ("level") the choice is the luckiest of them.
-    """
-    off, hits = [], []
-    for seed in range(searches):
-        rng = np.random.default_rng([7, seed])
-        profile = recorded(ms_of, rng=rng, noise=noise, batch_sizes=(1,))
-        chosen = plan_trees(searched(rng), profile, PlanRequest(Limits(32)))[1].chosen
-        rate = true_rate(chosen.draft)
-        speedup = rate * ms_of(1, 1, 0) / ms_of(1, chosen.size, chosen.depth)
-        off.append((chosen.tokens_per_step / rate - 1, chosen.speedup / speedup - 1))
-        pairs = ((rate, chosen.tokens_per_step), (speedup, chosen.speedup))
-        hits.append([found.low <= x <= found.high for x, found in pairs])
-    bias, covered = np.mean(off, axis=0), np.mean(hits, axis=0)
-    print(f"bias of tokens per step {bias[0]:+.3f}, of the speedup {bias[1]:+.3f}; covered {covered}")
-    assert (np.abs(bias) < worst).all()
-    assert (covered >= 0.93).all() or searches < 300
