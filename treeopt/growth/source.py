@@ -58,33 +58,29 @@ class Source(ABC):
         return self.record.num_heads
 
     @property
+    @abstractmethod
     def num_ranks(self) -> int:
         """Number of ranks that are told apart."""
-        return self.record.tree.max_rank + 1 if isinstance(self.record, Probe) else self.record.top_k
 
     @property
     def answers(self) -> RankTrace | Probe | None:
         """The recorded sequences; None for accuracies alone."""
-        return None if isinstance(self.record, Calibration) else self.record
+        return None
 
     @property
     def pooled(self) -> RankTrace | None:
         """The trace, if dynamic trees or trees over marginals can be replayed on it."""
-        return (
-            self.record if isinstance(self.record, RankTrace) and (self.record.pools or self.record.marginals) else None
-        )
+        return None
 
     @property
     @abstractmethod
     def observed(self) -> tuple[int, str]:
         """The number of counted states, steps or drafts, and the word for one of them."""
 
-    @cached_property
+    @property
     def calibration(self) -> Calibration | None:
         """The accuracies by head and rank; None where there are none."""
-        if isinstance(self.record, RankTrace):
-            return Calibration.from_trace(self.record)
-        return self.record if isinstance(self.record, Calibration) else None
+        return None
 
     @property
     def drafter_heads(self) -> int | None:
@@ -166,8 +162,25 @@ class TraceSource(Source):
     grown_by = "replay"
 
     @property
+    def num_ranks(self) -> int:
+        return self.record.top_k
+
+    @property
+    def answers(self) -> RankTrace:
+        return self.record
+
+    @property
+    def pooled(self) -> RankTrace | None:
+        record = self.record
+        return record if record.pools or record.marginals else None
+
+    @property
     def observed(self) -> tuple[int, str]:
         return int(self.record.has_step.sum()), "state"
+
+    @cached_property
+    def calibration(self) -> Calibration:
+        return Calibration.from_trace(self.record)
 
     @cached_property
     def _growths(self) -> dict[int, TraceGrowth]:
@@ -217,6 +230,14 @@ class ProbeSource(Source):
     record: Probe
     kind = "probe"
     grown_by = COVERAGE
+
+    @property
+    def answers(self) -> Probe:
+        return self.record
+
+    @property
+    def num_ranks(self) -> int:
+        return 1 + self.record.tree.max_rank
 
     @property
     def observed(self) -> tuple[int, str]:
@@ -273,9 +294,17 @@ class CalibrationSource(Source):
     grown_by = "independent"
 
     @property
+    def num_ranks(self) -> int:
+        return self.record.top_k
+
+    @property
     def observed(self) -> tuple[int, str]:
         is_log = self.meta.get("source") == ENGINE_LOG
         return (int(self.record.trials[0]), "draft") if is_log else (int(self.record.trials.min()), "state")
+
+    @property
+    def calibration(self) -> Calibration:
+        return self.record
 
     def grow(self, limits: Limits) -> GrownTrees:
         return grow_products(self.record.accept, limits)
