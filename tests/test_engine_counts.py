@@ -64,10 +64,7 @@ IDLE = (
 TASK = "slot print_timing: id  0 | task 3 | "
 NO_HIT = f"{TASK}draft acceptance = 0.00000 (    0 accepted /    51 generated), mean len =  1.00"
 NOT_VERIFIED = f"{TASK}draft acceptance = 0.00000 (    0 accepted /     3 generated), mean len =  1.00"
-ROUTER = [f"[{port:5d}] {line}" for row in zip(llama_pair(90, [81]), llama_pair(10, [1]), strict=True)
-          for port, line in zip((8081, 50123), row, strict=True)]  # fmt: skip
 (A, A_RATES), (B, B_RATES) = llama_pair(90, [81], task=7), llama_pair(10, [1], slot=1, task=7)
-LOGGED = [{"type": "log", "level": "info", "msg": f"{line}\n"} for line in llama_pair(1000, REACHED)]
 SILENT = dict.fromkeys(meta_info(), 0) | {"spec_correct_drafts_histogram": []}
 DETAILS = [meta_info(), meta_info([0, 0, 0, 100]), SILENT]
 TWICE = {"choices": [{"meta_info": meta_info()}], "sglext": {"spec_tokens_details": meta_info()}}
@@ -140,13 +137,11 @@ READ = {
     "slots": ([lines(A, A_RATES, B, B_RATES)], {"survival": [0.82], "requests": 2}),
     "slots that interleave": ([lines(A, B, B_RATES, A_RATES)], {"survival": [0.82], "requests": 2}),
     "slots with noise": ([lines(A, B, "noise", A_RATES, B_RATES)], {"survival": [0.82], "requests": 2}),
-    "servers behind a router": ([lines(*ROUTER)], {"survival": [0.82]}),
     "a server without trace before": ([lines(*llama_pair(10, [1], mean_only=True), *llama_pair(90, [81]))], {"survival": [0.9]},
                                       "1 lines without rates"),
     "17 of 3 are no better a guess": ([lines(NO_HIT, f"{TASK}     acc per pos = ({', '.join(['0.000'] * 8)})")],
                                       {"drafts": 7, "survival": [0.0] * 8}),
     "a request that verified nothing": ([lines(NOT_VERIFIED, f"{TASK}     acc per pos = ()", *llama_pair())], {"drafts": 100}),
-    "JSON lines with others between": ([lines(LOGGED[0], "ggml: a line of plain text", LOGGED[1])], {"survival": ALL}),
     "drafts that were not verified": ([llama_process(made=102)], {"drafts": 100, "draft_length": 3, "survival": ALL}),
     "a position that is not accepted": ([llama_process(reached=(80, 60, 0)).replace(", 0.000)", ")")],
                                         {"survival": approx([0.8, 0.6, 0.0])}, f"-{CUT}"),
@@ -160,15 +155,12 @@ READ = {
     "EAGLE's training log": ([lines(*[f"{{'test/{depth}_acc': {rate}}}" for rates in ([0.1] * 3, SURVIVAL) for depth, rate in enumerate(rates)])],
                              {"survival": ALL}, "no counts"),
     "the summary of a training run": (["wandb: test/0_acc 0.80\nwandb: test/1_acc 0.60\nwandb: test/top_1_acc 0.9\n"], {"survival": approx([0.8, 0.6])}),
-    "llama.cpp's rates alone": (["acc per pos = (0.800, 0.600, 0.420)\n" * 2], {"survival": ALL, "drafts": None}),
-    "a benchmark's rates alone": ([{"spec_decode_per_position_acceptance_rates": SURVIVAL}], {"survival": ALL, "drafts": None}),
     "a table by position": (["| position | acceptance_rate |\n|---|---|\n| 0 | 0.8 |\n| 1 | 0.6 |\n"], {"survival": approx([0.8, 0.6])}),
-    "spec_decode.py without counts": (["acceptance at token 0:0.80\nacceptance at token 1:0.60\n"], {"survival": approx([0.8, 0.6])}),
     # The same in other wrappings.
     "a stream that curl saved": (["".join(f"data: {json.dumps(chunk)}\n\n" for chunk in ({"object": "chat.completion.chunk"}, response())) + "data: [DONE]\n"],
                                  {"survival": ALL, "requests": 1}, "-say nothing"),
     "a client's data": ([{"data": [response()] * 3}], {"survival": ALL, "requests": 3}),
-    "what vllm bench serve prints": (["Drafts:    1000\nDraft tokens:   3000\nAccepted tokens: 1820\nPer-position acceptance (%):\n"
+    "what vllm bench serve prints": (["== Serving Benchmark Result ==\nDrafts:    1000\nDraft tokens:   3000\nAccepted tokens: 1820\nPer-position acceptance (%):\n"
                                       "  Position 0: 80.00\n  Position 1: 60.00\n  Position 2: 42.00\n"], {"survival": ALL}),
     "what spec_decode.py prints": (["total_num_output_tokens: 4820\nnum_drafts: 1000\nnum_draft_tokens: 3000\nnum_accepted_tokens: 1822\n"
                                     "acceptance at token 0: 0.80\nacceptance at token 1: 0.60\nacceptance at token 2: 0.42\n"],
@@ -263,14 +255,12 @@ REFUSED = {
     "perf metrics": ([[{"perf_metrics": {"speculative_decoding": {"acceptance_rate": 0.6}}}]], TRTLLM_MEANS),
     "a choice without histogram": ([{"choices": [{"speculative_decoding": {"total_draft_tokens": 300}}]}], TRTLLM_MEANS),
     "an old line of llama.cpp": ([OLD_LLAMA], "PR #24536"),
-    "a log without trace": ([lines(*llama_pair(mean_only=True))], r"'acc per pos'\) as trace\. Start the server with --verbosity 4"),
-    "timings": ([{"timings": {"predicted_n": 283, "draft_n": 300, "draft_n_accepted": 182}}], "only means"),
+    "a log without trace": ([lines(*llama_pair(mean_only=True))], r"'acc per pos'\).*Start the server with --verbosity 4"),
     "two drafters": ([lines(*llama_pair(), llama_process(), llama_process(name="ngram-mod"))], "drafts of draft-eagle3, ngram-mod"),
     "a server that never drafted": ([IDLE], "none was verified"),
     "counters that never rose": ([llama_metrics(0, [])], "none was verified"),
     "huge numbers": ([changed("#gen tokens =    300", f"#gen tokens = {9 * 10**15}")], "only means|looks like none"),
     "rates that are none": ([changed("0.600, 0.420", "NaN, 0.420")], "only means"),
-    "rates that run together": (["acc per pos = (0.800.420)"], "looks like none|must hold"),
     "a set among a training log": (["{'test/0_acc': 0.7}\n{'test/1_acc', 0.3}\n{'test/2_acc': 0.1}\n"], "every depth from 0 on"),
     "rates of another sum": ([changed("0.600, 0.420", "0.620, 0.420")], "sum to the accepted"),
 }  # fmt: skip

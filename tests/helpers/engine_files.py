@@ -182,7 +182,6 @@ def llama_metrics(drafts=DRAFTS, reached=REACHED):
 TWO = ((400, [300, 200, 20]), (600, [500, 400, 400]))
 BATCH = {"id": "x", "response": {"status_code": 200, "body": response()}}
 PAIRS = [line for task in range(10) for line in llama_pair(task=task)]
-LOGGED = [{"type": "log", "time": 1, "level": "info", "msg": f"{line}\n"} for line in llama_pair() * 10]
 # The same measurement in every format: the kind, and the text of each file.
 EVERYTHING = {
     "vllm, two scrapes": ("vllm-metrics", [exposition(50, [40, 30, 20]), exposition(1050, [840, 630, 440])]),
@@ -205,7 +204,6 @@ EVERYTHING = {
     "tensorrt-llm, choices": ("tensorrt-llm", [lines(*[trtllm_choice()] * 10)]),
     "llama.cpp": ("llama-cpp", [lines(*[llama_request()] * 10)]),
     "llama.cpp, trace": ("llama-cpp", [lines(*PAIRS)]),
-    "llama.cpp, JSON lines": ("llama-cpp", [lines(*LOGGED)]),
     "llama.cpp, statistics": ("llama-cpp", [lines(llama_process(), llama_process(1000, REACHED))]),
     "llama.cpp, both": ("llama-cpp", [lines(*[llama_request(), llama_process()] * 10)]),
     "llama.cpp, counters": ("llama-cpp", [llama_metrics()]),

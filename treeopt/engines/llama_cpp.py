@@ -24,8 +24,7 @@ from treeopt.engines import copied
 from treeopt.engines.base import About, Kind, Method, ServingEngine, Written
 from treeopt.engines.measured.exposition import counters_among, is_exposition
 from treeopt.engines.measured.files import File
-from treeopt.engines.measured.rates import RATE, Printed, PrintedRates, alone, drafters_named, pooled
-from treeopt.engines.measured.requests import bodies
+from treeopt.engines.measured.rates import RATE, Printed, drafters_named, pooled
 from treeopt.engines.measured.survival import MOST_LENGTH, NONE, CountedDrafts, Drafts
 from treeopt.engines.speculation import Speculation
 from treeopt.engines.templates import Templates
@@ -88,20 +87,17 @@ REQUEST = re.compile(
     rf"(?:, mean (?:acceptance length|len) =\s*(?P<mean>{MEAN})(?:, acceptance rate per position = {RATES})?)?"
 )
 POSITIONS = re.compile(rf"acc per pos = {RATES}")
-# Both lines of a request name its slot and task; behind a router also the port of their server.
-SLOT = re.compile(r"\bid\s{1,3}(-?\d+) \| task (-?\d+) \|")
-PORT = re.compile(r"\[ ?(\d{4,5})\] ")
+SLOT = re.compile(r"\bid\s{1,3}(-?\d+) \| task (-?\d+) \|")  # in both lines of a request
 STATISTICS = re.compile(
     r"statistics\s+(?P<name>\S+): (?:#calls\(b,g,a\) =\s*\d+\s+\d+\s+(?P<verified>\d{1,13}), )?(?:(?!statistics).)*?"
     rf"#gen drafts =\s*(?P<made>{COUNT}), #acc drafts =\s*{COUNT}, #gen tokens =\s*(?P<drafted>{COUNT}), "
     rf"#acc tokens =\s*(?P<accepted>{COUNT})(?:, #mean acc len =\s*(?P<mean>{MEAN}), #acc rate/pos = {RATES})?"
 )
 ASK = "start the server with --verbosity 4, or with --metrics and save /metrics before and after"
-OLD_LINE = (
-    "only means of its drafts: survival needs rates by position, which llama.cpp prints since PR #24536 of June 2026. "
-    f"Update it, and {ASK}"
+NO_RATES = (
+    "only means of its drafts: survival needs rates by position ('acc per pos'), which llama.cpp prints since PR #24536 of June "
+    "2026. Start the server with --verbosity 4, or with --metrics and save /metrics before and after"
 )
-NO_TRACE = f"only means of its drafts: llama.cpp prints rates by position ('acc per pos') as trace. {ASK.capitalize()}"
 REMEDY = ", all of them full: --spec-draft-p-min 0 and --spec-draft-n-min 0"
 CUMULATIVE = (
     "The lines 'statistics' count since the start of the process: only the last one was read. For recurrent and hybrid "
@@ -111,49 +107,31 @@ Line = dict[str, str | None]  # name to text of the numbers of a line; the mean 
 
 
 def is_of_drafts(content: Any) -> bool:
-    text = text_of(content)
-    if is_exposition(text, PREFIX) or any(form.search(text) for form in (REQUEST, STATISTICS, POSITIONS)):
-        return True
-    return isinstance(content, dict) and isinstance(content.get("timings"), dict) and "draft_n" in content["timings"]
+    if not isinstance(content, str):
+        return False
+    return is_exposition(content, PREFIX) or any(form.search(content) for form in (REQUEST, STATISTICS))
 
 
-def read_drafts(files: Sequence[File]) -> CountedDrafts | PrintedRates:
+def read_drafts(files: Sequence[File]) -> CountedDrafts:
     """Drafts of all files together: scrapes are subtracted, logs are pooled."""
-    texts = [(text_of(content), path) for content, path in files]
-    for text, path in texts:
-        if not text:
-            raise InvalidInput(
-                f"{path} has only means of its drafts, and survival needs rates by position: import the log."
-            )
-    if counters := counters_among(texts, PREFIX):
+    if counters := counters_among(files, PREFIX):
         return counters.drafts(REMEDY)
     groups, notes, path = list[Drafts](), list[str](), files[-1][1]
-    found = [line for text, _ in texts for line in POSITIONS.findall(text) if line]
-    if found and not any(form.search(text) for text, _ in texts for form in (REQUEST, STATISTICS)):
-        return alone([[float(rate) for rate in line.split(", ")] for line in found], path)
-    for text, file in texts:
+    for text, file in files:
         more, remarks = _from_log(text, file)
         groups, notes = [*groups, *more], [*notes, *remarks]
-    drafters = drafters_named((name for text, _ in texts for name in _drafting(text)), TYPES, path)
+    drafters = drafters_named((name for text, _ in files for name in _drafting(text)), TYPES, path)
     are_requests = CUMULATIVE not in notes
     requests = [replace(group, request=number) for number, group in enumerate(groups)]
     return CountedDrafts(requests, path, notes, are_requests, remedy=REMEDY, drafters=drafters)
-
-
-def text_of(content: Any) -> str:
-    """The text of a log, also of one that --log-jsonl wrote; "" for other files."""
-    if isinstance(content, str):
-        return content
-    messages = (body.get("msg") for body in bodies(content) if body.get("type") == "log")
-    return "\n".join(message for message in messages if isinstance(message, str))
 
 
 def lines_of_requests(text: str) -> Iterator[Line]:
     """Requests of a log, with the rates of the same slot and task that follow before its next request."""
     waiting: dict[tuple[str, ...], Line] = {}
     for text_line in text.splitlines():
-        slot, port = SLOT.search(text_line), PORT.match(text_line)
-        key = (port[1] if port else "", *(slot.groups() if slot else ()))
+        slot = SLOT.search(text_line)
+        key = slot.groups() if slot else ()
         if request := REQUEST.search(text_line):
             if key in waiting:
                 yield waiting.pop(key)
@@ -180,14 +158,13 @@ def _from_log(text: str, path: Path) -> tuple[list[Drafts], list[str]]:
     if complete := [line for line in requests if line["mean"] is not None and line["rates"]]:
         lines = [_printed(line, f"{path}, draft line {n},") for n, line in enumerate(complete, 1)]
         return pooled([line for line in lines if line.drafted], len(requests) - len(complete))
-    means = [line for line in requests if line["mean"] is not None]
     if STATISTICS.search(text) and not drafting and not requests:
         raise InvalidInput(NONE.format(path))
     for totals in drafting.values():
         if totals["rates"]:
             groups, notes = pooled([_of_process(totals, path)])
             return groups, [CUMULATIVE, *notes]
-    raise InvalidInput(f"{path} has {NO_TRACE if means else OLD_LINE}.")
+    raise InvalidInput(f"{path} has {NO_RATES}.")
 
 
 def _of_process(totals: dict[str, str], path: Path) -> Printed:

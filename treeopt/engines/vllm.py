@@ -15,16 +15,16 @@ count steps without a draft. Older log lines have means only.
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import AliasChoices, BaseModel, Field
+from pydantic import BaseModel, Field
 
 from treeopt.engines import copied
 from treeopt.engines.base import LAST, About, Kind, Method, ServingEngine, Written
-from treeopt.engines.measured.benchmarks import BLOCK, OFFLINE, records_of
+from treeopt.engines.measured.benchmarks import POSITIONS, Record, records_of
 from treeopt.engines.measured.exposition import counters_among, is_exposition
 from treeopt.engines.measured.files import File
 from treeopt.engines.measured.rates import Printed, PrintedRates, alone, drafters_named, pooled
@@ -126,8 +126,6 @@ LINE = re.compile(r"(?:SpecDecoding|Speculative) metrics: |Per-position acceptan
 LENGTH = re.compile(r"Mean acceptance length: (\d{1,4}\.\d{1,4}|nan), ")
 TOTALS = re.compile(r"Accepted: (\d{1,13}) tokens, Drafted: (\d{1,13}) tokens")
 RATES = re.compile(r"Per-position acceptance rate: ((?:\d\.\d+|nan)(?:, (?:\d\.\d+|nan))*)")
-PRINTED = re.compile(r"Per-position acceptance \(%\):|acceptance at token 0:")
-TOKENS = re.compile(r"acceptance at token \d{1,3}: ?(\d\.\d{1,9})")
 # In the line that says how the engine starts.
 METHOD = re.compile(r"speculative_config=SpeculativeConfig\(method='(\w+)'")
 OLD_LINE = (
@@ -138,56 +136,32 @@ REMEDY = ", or serve with --per-request-spec-decode-metrics detailed and save th
 
 
 def is_of_metrics(content: Any) -> bool:
-    if isinstance(content, str):
-        return is_exposition(content, PREFIX) or bool(LINE.search(content)) or bool(PRINTED.search(content))
-    return any("spec_decode_acceptance_length" in run or run.keys() & set(POSITIONS) for _, run in runs_of(content))
-
-
-def printed_runs(text: str) -> list[Body]:
-    """What vllm bench serve or spec_decode.py printed of the drafts of its runs."""
-    if not PRINTED.search(text):
-        return []
-    headed = text if BLOCK in text or OFFLINE in text else f"{BLOCK}\n{text}"
-    return [dict(record) for _, record in records_of(headed) if POSITIONS[0] in record]
+    if isinstance(content, str) and (is_exposition(content, PREFIX) or LINE.search(content)):
+        return True
+    return any(run.keys() & {POSITIONS, "spec_decode_acceptance_length"} for run in runs_of(content))
 
 
 def read_metrics(files: Sequence[File]) -> CountedDrafts | PrintedRates:
     """Drafts of all files together: scrapes are subtracted, logs and runs are pooled."""
     if counters := counters_among(files, PREFIX):
         return counters.drafts(REMEDY)
-    path, texts = files[-1][1], [text for text, _ in files if isinstance(text, str) and not PRINTED.search(text)]
-    drafters = drafters_named((method for text in texts for method in METHOD.findall(text)), DRAFTERS, path)
-    lines = [line for text, file in files if text in texts for line in log_lines(text, file)]
+    path = files[-1][1]
+    logs = [(text, file) for text, file in files if isinstance(text, str) and LINE.search(text)]
+    lines = [line for text, file in logs for line in log_lines(text, file)]
+    drafters = drafters_named((method for text, _ in logs for method in METHOD.findall(text)), DRAFTERS, path)
     complete = [line for line in lines if line.rates and line.drafted]
-    rates = [line.rates for line in lines if line.rates and not line.drafted]
-    for content, _ in files:
-        rates += rates_of(content) if content not in texts else []
-    if rates and not complete:
+    if not complete and (rates := [line.rates for line in lines if line.rates]):
         return alone(rates, path, drafters)
-    groups, notes = pooled(complete, len(lines) - len(complete)) if complete else ([], [])
-    if texts and not groups:
+    groups, notes = pooled(complete, len(lines) - len(complete))
+    if logs and not groups:
         raise InvalidInput(f"{path} has {OLD_LINE if lines else 'no interval with drafts'}.")
     tokens = requests = None
-    for content, file in files:
-        if content not in texts:
-            more, remarks, tokens, requests = read_runs(content, file)
-            groups, notes = [*groups, *more], [*notes, *remarks]
+    for content, file in (other for other in files if other not in logs):
+        more, remarks, tokens, requests = read_runs(content, file)
+        groups, notes = [*groups, *more], [*notes, *remarks]
     if len(files) > 1:
         tokens = requests = None
     return CountedDrafts(groups, path, notes, remedy=REMEDY, drafters=drafters, tokens=tokens, requests=requests)
-
-
-def rates_of(content: Any) -> list[Sequence[float]]:
-    """Rates by position of runs without counts: of JSON, or as spec_decode.py prints them."""
-    if isinstance(content, str):
-        rates = [float(rate) for rate in TOKENS.findall(content)]
-        return [rates] if rates and "num_drafts" not in content else []
-    runs = [
-        row_of(Positions, run).rates
-        for _, run in runs_of(content)
-        if not run.keys() & {"spec_decode_num_drafts", "num_drafts"}
-    ]
-    return [rates for rates in runs if rates]
 
 
 def log_lines(text: str, path: Path) -> list[Printed]:
@@ -206,51 +180,41 @@ def log_lines(text: str, path: Path) -> list[Printed]:
     return lines
 
 
-POSITIONS = ("spec_decode_per_position_acceptance_rates", "per_position_acceptance")
-
-
-class Positions(BaseModel):
-    """Rates by position of a run."""
-
-    rates: list[Share] = Field([], validation_alias=AliasChoices(*POSITIONS))
-
-
 class Run(BaseModel):
-    """The figures of a benchmark's drafts: of vllm bench serve, or of speculators' get_acceptance_rate.py."""
+    """What vllm bench serve or spec_decode.py says of a run's drafts."""
 
-    drafts: Count = Field(validation_alias=AliasChoices("spec_decode_num_drafts", "num_drafts"))
-    drafted: Count = Field(validation_alias=AliasChoices("spec_decode_draft_tokens", "num_draft_tokens"))
-    rates: list[Share] = Field(validation_alias=AliasChoices(*POSITIONS))
+    drafts: Count = Field(validation_alias="spec_decode_num_drafts")
+    drafted: Count = Field(validation_alias="spec_decode_draft_tokens")
+    rates: list[Share] = Field(validation_alias=POSITIONS)
     tokens: Count | None = Field(None, validation_alias="total_output_tokens")
     completed: Count = 0
 
 
-def runs_of(content: Any) -> Iterator[tuple[str, Body]]:
-    """The runs in a file with their names; of speculators' compute_acceptance_rates.py one for each subset of prompts."""
-    for body in printed_runs(content) if isinstance(content, str) else bodies(content):
-        subsets = {name: run for name, run in body.items() if isinstance(run, dict) and run.keys() & set(POSITIONS)}
-        yield from subsets.items() if subsets else (("", body),)
+def runs_of(content: Any) -> list[Record]:
+    """The runs in a file: what a benchmark printed, or its JSON."""
+    if isinstance(content, str):
+        return [record for _, record in records_of(content) if POSITIONS in record]
+    return list(bodies(content))
 
 
 def read_runs(content: Any, path: Path) -> tuple[list[Drafts], list[str], int | None, int | None]:
     """The drafts of each run with speculation, a note on the others, the tokens that all steps emitted, and the requests."""
-    records = list(runs_of(content))
+    records = runs_of(content)
     groups, tokens, requests = list[Drafts](), list[int | None](), list[int]()
-    for r, (name, record) in enumerate(records, 1):
-        if not any(record.get(key) is not None for key in POSITIONS):
+    for r, record in enumerate(records, 1):
+        if record.get(POSITIONS) is None:
             continue
         where = f"{path}, run {r},"
         try:
             run = row_of(Run, record)
         except InvalidInput as error:
             raise InvalidInput(f"{where} is not as it should be: {error}") from None
-        reached = [round(rate * run.drafts) for rate in run.rates]
-        groups.append(replace(Drafts.of(run.drafts, reached, run.drafted, where), group=name))
+        groups.append(Drafts.of(run.drafts, [round(rate * run.drafts) for rate in run.rates], run.drafted, where))
         tokens.append(None if run.tokens is None else run.tokens - run.completed)
         requests.append(run.completed)
     if not groups:
         raise InvalidInput(
-            f"{path} must have {POSITIONS[0]} in some run, but has none: vllm bench serve writes them only with "
+            f"{path} must have {POSITIONS} in some run, but has none: vllm bench serve writes them only with "
             "speculation, and only if it can read the server's /metrics."
         )
     left = len(records) - len(groups)
