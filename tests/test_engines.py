@@ -334,14 +334,9 @@ HEADS = ("engine", "method", "drafters", "shape", "limits", "acceptance", "by ba
 
 
 def refreshed(page):
-    """docs/engines.md with its tables made anew: all methods, and what is not planned for."""
+    """docs/engines.md with its table of methods made anew."""
     before, _, rest = page.partition(BEGIN)
-    tables = (
-        f"{in_markdown(HEADS)}\n| engine | known, and not planned for | how it is asked for |\n| --- | --- | --- |\n"
-    )
-    others = [(engine.name, *other) for engine in ENGINES.values() for other in engine.unplanned.items()]
-    tables += "".join(f"| `{engine}` | {name} | {options} |\n" for engine, name, options in others)
-    return f"{before}{BEGIN}\n\n{tables}\n{END}\n" + rest.partition(f"{END}\n")[2]
+    return f"{before}{BEGIN}\n\n{in_markdown(HEADS)}\n{END}\n" + rest.partition(f"{END}\n")[2]
 
 
 def in_markdown(heads):
@@ -377,7 +372,6 @@ def listed(*words, columns=300):
 def test_list_engines():
     """The list of engines fits a terminal; one engine is shown in full."""
     text = listed("engines")
-    assert "not planned for" in listed("engines", "vllm")
     assert not any(method.source in text for _, method in METHODS)
     for name, method in METHODS:
         assert {method.name, *method.drafters} <= set(re.findall(r"[^\s│,]+", listed("engines", name)))

@@ -2,7 +2,6 @@
 
 vllm bench serve, its sweeps, spec_decode.py    with speculation and without
 SGLang's bench_serving, bench_speculative.py    with speculation and without
-llama-batched-bench, llama-bench                without speculation
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
 
 from treeopt.arms.arm import OFF, Arm, Arms
 from treeopt.arms.columns import words_of
-from treeopt.arms.lexicon import DATASET, DRAFTED, SPECULATION
+from treeopt.arms.lexicon import DATASET, DRAFTED
 from treeopt.engines.measured.benchmarks import POSITIONS, Record, parsed, records_of
 from treeopt.engines.measured.files import load_file
 from treeopt.engines.sglang import SpeculationTimed
@@ -28,8 +27,6 @@ from treeopt.files.storage import document, typed
 
 Read = tuple[Arm | None, list[str]]  # of a record: its arm, and notes
 SUFFIXES = (".json", ".jsonl", ".txt", ".log")  # of results in a folder
-# A table of llama-bench, which does not draft, with words of one who ran it on a build that does.
-TABLE, SPECULATES = re.compile(r"\| *test *\|"), re.compile(rf"\b{SPECULATION}\b", re.IGNORECASE)
 MOST_TITLE = 80  # characters
 UNNAMED = "drafter"  # where neither the file nor its name says which
 MANY = 0.02  # steps without a draft over those with one, above which they are counted
@@ -41,8 +38,6 @@ def read_tool(content: Any, path: Path) -> Arms | None:
 
     content : as `load_file` gives it
     """
-    if isinstance(content, str) and TABLE.search(content) and SPECULATES.search(content):
-        return None
     return _results([(content, path)], {})
 
 
@@ -291,50 +286,6 @@ def _of_steps(record: Record, _titles: Sequence[str], where: str) -> Read:
     return replace(arm, tokens_per_s=run.speed or (run.acc_length or 1) / run.step_time, tokens_per_step=length), []
 
 
-class Batched(BaseModel):
-    """A line of llama-batched-bench: pl sequences decode tg tokens each, all in one step, in t_tg seconds."""
-
-    pp: Count = 0
-    tg: Positive
-    pl: Positive
-    t_tg: Amount
-
-
-def _of_batched(record: Record, _titles: Sequence[str], where: str) -> Read:
-    run = checked(Batched, record)
-    return _plain(record, where, run.pl, 1e3 * run.t_tg / run.tg, input_tokens=run.pp, output_tokens=run.tg), []
-
-
-class Benched(BaseModel):
-    """A test of llama-bench: n_gen tokens of one sequence, behind n_depth of context, at avg_ts a second."""
-
-    n_prompt: Count = 0
-    n_gen: Count
-    n_depth: Count = 0
-    avg_ts: Amount
-
-
-def _of_benched(record: Record, _titles: Sequence[str], where: str) -> Read:
-    run = checked(Benched, record)
-    if run.n_prompt or not run.n_gen:
-        return None, ["it read a prompt, which says nothing of decoding; it was left out."]
-    return _plain(record, where, 1, 1e3 / run.avg_ts, context=run.n_depth, output_tokens=run.n_gen), []
-
-
-def _plain(record: Record, where: str, requests: int, tpot_ms: float, **tokens: int) -> Arm:
-    """The arm of a run of llama.cpp without speculation, under the conditions in the record."""
-    said = {**tokens, **{name: record[name] for name in LLAMA if name in record}}
-    return Arm(
-        model=str(record.get("model_type", "")),
-        concurrency=requests,
-        about={"engine": "llama.cpp", **{name: str(value) for name, value in said.items()}},
-        tokens_per_s=1e3 * requests / tpot_ms,
-        tpot_ms=tpot_ms,
-        source=where,
-    )
-
-
-LLAMA = ("backends", "n_gpu_layers", "n_threads", "flash_attn", "type_k", "type_v")
 ALL = "tokens per second of all requests together"
 SERVED = {
     "output_throughput": ALL,
@@ -349,6 +300,4 @@ FORMS: tuple[tuple[tuple[str, ...], Callable[[Record, Sequence[str], str], Read]
     (("spec_decode_num_drafts",), _of_served, SERVED),
     (("step_time", "num_draft_tokens", "steps"), _of_steps, {"speed": "tokens per second of one request while it decodes",
                                                              "acc_length": "tokens per step, with the bonus token"}),
-    (("tg", "pl", "t_tg"), _of_batched, {"t_tg": f"with tg and pl: {ALL}"}),
-    (("n_gen", "avg_ts"), _of_benched, {"avg_ts": "tokens per second of one sequence"}),
 )  # fmt: skip

@@ -39,8 +39,8 @@ def tune(
 ) -> None:
     """Say which setting to serve, by a table or a server.
 
-    FILE is a table as CSV, Markdown or text, or what vllm bench serve, llama-batched-bench or SGLang's benchmarks wrote; without one, the
-    arms of the run are taken. What a setting that was not run would give is predicted, and the run that would decide most is named.
+    FILE is a table as CSV, Markdown or text, or what vllm bench serve or SGLang's benchmarks wrote; without one, the arms of the run
+    are taken. What a setting that was not run would give is predicted, and the run that would decide most is named.
 
     URL is a server of vLLM, SGLang, llama.cpp (start it with --metrics) or TensorRT-LLM. It is watched while it
     serves, and nothing is sent to it but GETs, unless --drive says which prompts. The environment variable TREEOPT_API_KEY has its key.

@@ -198,7 +198,6 @@ class ServingEngine:
     imports   kinds of files with its counts of drafts, by --from's names
     server    the command that starts its HTTP server, for bench --launch; empty for none
     options   the options of that server that speculate; None where they are not known
-    unplanned other ways in which it speculates, which treeopt does not plan for: name to the options that turn them on
     """
 
     name: str
@@ -208,7 +207,6 @@ class ServingEngine:
     options: Speculation | None = None
     methods: tuple[Method, ...] = ()
     imports: Mapping[str, Kind] = field(default_factory=dict)
-    unplanned: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "methods", tuple(replace(method, engine=self.name) for method in self.methods))

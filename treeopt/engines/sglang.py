@@ -220,9 +220,6 @@ KIND = Kind("responses of SGLang with meta_info or sglext", is_of_drafts, read_d
 FLAGS = "--speculative-num-steps, -eagle-topk, -num-draft-tokens"
 HOOK, PACKAGE = "sgl-project/sglang python/sglang/srt/arg_groups/speculative_hook.py", "python/sglang/srt/speculative"
 CHAIN_FLAGS = ("eagle-topk = 1", "num-draft-tokens = steps + 1")
-UNPLANNED = {"UNO": "--speculative-algorithm UNO", "Domino": "a drafter of DFlash's kind, with projector_type: domino",
-             "block verification": "where it samples; how it is asked for was not seen",
-             "adaptive verification of DSpark": "--speculative-dspark-confidence-sts-path, --speculative-dspark-sps-table-path"}  # fmt: skip
 TREES = EngineLimits(dynamic=DynamicLimits())
 method = partial(Method, checked="0.5.23")
 OPTIONS = Speculation(
@@ -237,7 +234,7 @@ OPTIONS = Speculation(
 )
 ENGINE = ServingEngine(
     name="sglang", title="SGLang", package="sglang", server="python -m sglang.launch_server", options=OPTIONS,
-    imports={"sglang": KIND}, unplanned=UNPLANNED, methods=(
+    imports={"sglang": KIND}, methods=(
     method(name="adaptive", drafters=ADAPTIVE, rules=("greedy", "sample", "reject"),
            carrier="--speculative-adaptive-config", by_batch_size=True,
            source=f"sgl-project/sglang {PACKAGE}/adaptive_spec_params.py, {PACKAGE}/eagle_utils.py", write=write_adaptive),

@@ -169,7 +169,6 @@ ENGINE = ServingEngine(
     name="tensorrt-llm", title="TensorRT-LLM", server="trtllm-serve",
     imports={"tensorrt-llm": Kind(f"TensorRT-LLM's figures of drafts, as all files of an import ({ASK})",
                                   is_of_drafts, read_drafts, takes_others=True)},
-    unplanned={"dynamic trees of MTP": "decoding_type: MTP, use_dynamic_tree: true", "AUTO": "decoding_type: AUTO", "SA": "decoding_type: SA"},
     methods=(
     Method(name="medusa", checked="main before PR #15918", drafters=("medusa",), limits=tensorrt_trees.limits(shape="any"), refuses=tensorrt_trees.refuses,
            carrier="medusa_choices: YAML of the LLM API, list of trtllm-bench, --medusa_choices",

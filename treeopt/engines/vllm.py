@@ -250,9 +250,6 @@ IMPORTS = {
                           is_of_requests, read_responses),
 }  # fmt: skip
 CONFIG = "num_speculative_tokens in --speculative-config"
-UNPLANNED = {"ngram_gpu": '"method": "ngram_gpu"', "Domino": '"method": "dflash"',
-             "block verification": '"rejection_sample_method": "block"',
-             "adaptive verification": '"enable_adaptive_verification": true'}  # fmt: skip
 OPTIONS = Speculation(
     program="vllm",
     flags=r"--speculative[-_]config(?:\..*)?|-sc|--spec[-_](?:method|model|tokens)",
@@ -260,7 +257,7 @@ OPTIONS = Speculation(
     key="num_speculative_tokens",
     lengths={".*": "--spec-tokens {length}"},
 )
-ENGINE = ServingEngine(name="vllm", title="vLLM", package="vllm", server="vllm serve", options=OPTIONS, imports=IMPORTS, unplanned=UNPLANNED, methods=(
+ENGINE = ServingEngine(name="vllm", title="vLLM", package="vllm", server="vllm serve", options=OPTIONS, imports=IMPORTS, methods=(
     Method(name="batch-size", checked="0.33.0", drafters=SCHEDULED, rules=("greedy", "sample", "reject"),
            looks_up="from the latest place, or on model runner V1 (VLLM_USE_V2_MODEL_RUNNER=0) the earliest",
            carrier="num_speculative_tokens_per_batch_size in --speculative-config", by_batch_size=True,

@@ -28,7 +28,7 @@ def records(engines: Mapping[str, ServingEngine]) -> list[dict[str, object]]:
     """Every method with all that the table knows of it, JSON-ready."""
     return [
         {"engine": engine.name, "title": engine.title, "package": engine.package, "method": method.name}
-        | {"unplanned": engine.unplanned, "runs_here": runs_here(engine)}
+        | {"runs_here": runs_here(engine)}
         | asdict(method.limits)
         | {f.name: getattr(method, f.name) for f in fields(method) if f.name not in LEFT_OUT}
         for engine in engines.values()
@@ -124,6 +124,4 @@ def method_table(engine: ServingEngine) -> RenderableType:
         usual = ", the usual one" if i == 0 < len(engine.methods) - 1 else ""
         rows = [(word, tell(engine, method)) for word, tell in FACTS.items()]
         tables.append(Table(f"{engine.title}: {method.name}{usual}", texts("", "", names=2), rows))
-    others = list(engine.unplanned.items())
-    known = [Table(f"{engine.title}: known, and not planned for", texts("", "", names=2), others)] if others else []
-    return together(*tables, *known)
+    return together(*tables)

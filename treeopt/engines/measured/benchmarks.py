@@ -2,7 +2,6 @@
 
 vllm bench serve, sglang.bench_serving   JSON, JSON lines, summary.csv of a sweep, and the block that they print
 spec_decode.py of vLLM's examples        lines such as "num_drafts: 993", under the names of vllm bench serve
-llama-batched-bench, llama-bench         Markdown, CSV, JSON, JSON lines among those of a log
 """
 
 import csv
@@ -44,10 +43,6 @@ OFFLINE_LABELS = {
     "num_draft_tokens": "spec_decode_draft_tokens",
     "num_accepted_tokens": "spec_decode_accepted_tokens",
 }
-COLUMNS = {  # of Markdown
-    "PP": "pp", "TG": "tg", "B": "pl", "T_TG s": "t_tg", "S_TG t/s": "speed_tg", "model": "model_type", "backend": "backends",
-    "threads": "n_threads", "ngl": "n_gpu_layers", "fa": "flash_attn", "t/s": "avg_ts",
-}  # fmt: skip
 MOST_TITLES = 200  # lines before a block in which it may be named
 LINE = re.compile(r"[>\s]*([^:>\s][^:]{0,60}):\s+(\S{1,40})\s*", re.ASCII)
 POSITION = re.compile(r"Position \d{1,3}|acceptance at token \d{1,3}", re.ASCII)
@@ -70,7 +65,7 @@ def _records_of_text(text: str) -> Iterator[Titled]:
     elif f"{OFFLINE}: " in text:
         yield from _printed(lines, OFFLINE, OFFLINE_LABELS, 1)
     else:
-        yield from records_of(_json_lines(lines) or _markdown(lines) or _csv(lines))
+        yield from records_of(_json_lines(lines) or _csv(lines))
 
 
 def _printed(lines: list[str], head: str, labels: Mapping[str, str], unit: float) -> Iterator[Titled]:
@@ -111,8 +106,8 @@ def _json_lines(lines: list[str]) -> list[Any]:
 
 
 def _csv(lines: list[str]) -> list[Any]:
-    """Rows of summary.csv or of llama-bench."""
-    if not any(name in line for line in lines[:1] for name in ("output_throughput", "avg_ts")):
+    """Rows of summary.csv."""
+    if not any("output_throughput" in line for line in lines[:1]):
         return []
     try:
         rows = list(csv.DictReader(lines, strict=True))
@@ -121,35 +116,11 @@ def _csv(lines: list[str]) -> list[Any]:
     return [{name: parsed(cell.removesuffix(".0")) for name, cell in row.items() if name and cell} for row in rows]
 
 
-def _markdown(lines: list[str]) -> list[Any]:
-    """Rows of the tables of llama-bench and llama-batched-bench."""
-    found = []
-    header: list[str] = []
-    for line in lines:
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if {"B", "T_TG s"} <= set(cells) or {"test", "t/s"} <= set(cells):
-            header = cells
-        elif line.startswith("|") and len(cells) == len(header) and set(line) - set("|-: "):
-            row = {COLUMNS.get(name, name): parsed(cell) for name, cell in zip(header, cells, strict=True)}
-            found.append(row | _test(str(row.pop("test"))) if "test" in row else row)
-    return found
-
-
-def _test(name: str) -> dict[str, int]:
-    """What llama-bench calls a test.
-
-    >>> _test("tg128 @ d512")
-    {'n_prompt': 0, 'n_gen': 128, 'n_depth': 512}
-    """
-    numbers = dict(re.findall(r"\b(pp|tg|d) ?(\d{1,9})", name, re.ASCII))
-    return {long: int(numbers.get(short, 0)) for long, short in (("n_prompt", "pp"), ("n_gen", "tg"), ("n_depth", "d"))}
-
-
 def parsed(cell: Any) -> Any:
-    """The value of a text, where it is JSON; of "131.42 ± 0.59" the mean; None where it is empty."""
+    """The value of a text, where it is JSON; None where it is empty."""
     if not isinstance(cell, str):
         return cell
-    text = cell.partition("±")[0].strip()
+    text = cell.strip()
     try:
         return loads(text) if text else None
     except ValueError:
