@@ -21,6 +21,7 @@ from treeopt import pipeline
 from treeopt.files.provenance import machine
 from treeopt.growth.source import source_of
 from treeopt.pipeline.profile.placement import timing_trees, tree_families
+from treeopt.records.options import BenchOptions, CalibrateOptions, ProfileOptions, SearchOptions, Source
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.decode import Decoder, decode
 from treeopt.runtime.measure.ranks import collect_trace
@@ -183,10 +184,10 @@ def calibration(session: Session, prompts: list[list[int]], rows: int = 16) -> N
 def speedups(session: Session) -> dict[int, Tree]:
     """The line itself: the chosen tree, paired by prompt and round. Returns trees to time."""
     run = RunDirectory(tempfile.mkdtemp(prefix="treeopt-benchmark-"))
-    pipeline.calibrate(run, session, num_prompts=192, max_new_tokens=128)
-    pipeline.profile(run, session, batch_sizes=(1,), time_limit_s=60)
-    chosen = pipeline.search(run, batch_sizes=(1,)).entries[0].chosen
-    result = pipeline.bench(run, session, num_prompts=32, rounds=3)
+    pipeline.calibrate(run, session, CalibrateOptions(num_prompts=192))
+    pipeline.profile(run, session, ProfileOptions())
+    chosen = pipeline.search(run, SearchOptions(batch_sizes=(1,))).entries[0].chosen
+    result = pipeline.bench(run, session, BenchOptions(num_prompts=32, rounds=3))
     print(
         f"chosen: {chosen.size} rows, depth {chosen.depth}; {chosen.tokens_per_step:.3f} tokens per step predicted, "
         f"{result.contender('chosen').tokens_per_step:.3f} measured; speedup {chosen.speedup:.2f} predicted"
@@ -202,7 +203,7 @@ def speedups(session: Session) -> dict[int, Tree]:
 def main() -> None:
     random.seed(0)
     dtype = sys.argv[1] if len(sys.argv) > 1 else "float32"
-    session = open_session({"dtype": dtype})
+    session = open_session(Source(dtype=dtype))
     threads = torch.get_num_threads()
     print(f"demo model, {dtype}, batch 1, torch {torch.__version__}, {threads} threads, {machine()}")
     prompts = [list((c.first * 4)[:PROMPT]) for c in session.prompts.conversations[:64]]

@@ -20,6 +20,7 @@ from treeopt.files.provenance import machine
 from treeopt.pipeline.bench import held_out
 from treeopt.pipeline.entrants import plain_and_chosen, rivals
 from treeopt.records.benchmark import Benchmark
+from treeopt.records.options import Source
 from treeopt.records.plan import PlanEntry
 from treeopt.records.pools import RANKS_ALONE, USUAL
 from treeopt.records.rundir import RunDirectory
@@ -84,7 +85,7 @@ def main() -> None:
         f"Demo model, float32, {CALIBRATION} prompts calibrated on, {HELD_OUT} others decoded, torch {torch.__version__}, {machine()}."
     )
     for drafter in asked.drafter.split(","):
-        run, session = RunDirectory(folder / drafter), open_session({"drafter": drafter})
+        run, session = RunDirectory(folder / drafter), open_session(Source(drafter=drafter))
         recorded(run, session)
         if not run.profile.exists():
             pipeline.profile(run, session, batch_sizes=batch_sizes, time_limit_s=SECONDS * len(batch_sizes))

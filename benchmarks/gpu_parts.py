@@ -28,6 +28,7 @@ from treeopt.pipeline.profile.outcome import finish
 from treeopt.pipeline.profile.placement import timing_trees, tree_families
 from treeopt.pipeline.profile.timed import all_timings
 from treeopt.records.calibration import Calibration
+from treeopt.records.options import Source
 from treeopt.records.profile import LatencyProfile, ProfileSetting
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.decode import decode, synchronize
@@ -107,7 +108,7 @@ def run_exactness(part: Part) -> None:
 
 def compare_texts(part: Part, dtype: str, shape: ModelShape | None) -> None:
     """Every way to decode against plain decoding of one row at a time, of a shape or of the demo model."""
-    session = part.open(shape, dtype) if shape else open_session({"dtype": dtype, "device": part.device})
+    session = part.open(shape, dtype) if shape else open_session(Source(dtype=dtype, device=part.device))
     count, most = part.sizes["texts"]
     prompts = [c.first[:64] for c in session.prompts.conversations[:count]]
     setup = replace(session.setup(most), stop=StopRule(frozenset(), most, at_loops=False))

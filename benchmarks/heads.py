@@ -21,6 +21,7 @@ from treeopt.pipeline import open_session
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.benchmark import Benchmark
+from treeopt.records.options import BenchOptions, CalibrateOptions, ProfileOptions, SearchOptions, Source, TrainOptions
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.training.recipe import KINDS, Recipe
 from treeopt.trees.shapes import Limits
@@ -35,18 +36,18 @@ def train(work: Path, steps: int, num_prompts: int) -> None:
     for kind in KINDS:
         if not (work / kind / "training" / "training.json").exists():
             recipe = Recipe(kind=kind, num_heads=HEADS, steps=steps)
-            pipeline.train(work / kind, {}, recipe, pipeline.TextOptions(num_prompts, 128, answers=work / "answers"))
+            pipeline.train(work / kind, Source(), recipe, TrainOptions(num_prompts, 128, answers=work / "answers"))
 
 
 def compare(work: Path, kind: str, time_limit_s: float, num_prompts: int) -> dict[str, Any]:
     """The figures of a kind; measured steps are kept in its run directory."""
-    run, session = RunDirectory(work / "runs" / kind), open_session({"drafter": str(work / kind), "dtype": DTYPE})
+    run, session = RunDirectory(work / "runs" / kind), open_session(Source(drafter=str(work / kind), dtype=DTYPE))
     with run.writing():
         if not run.trace.exists():
-            pipeline.calibrate(run, session, num_prompts=num_prompts, max_new_tokens=128)
+            pipeline.calibrate(run, session, CalibrateOptions(num_prompts=num_prompts))
         if not run.profile.exists():
-            pipeline.profile(run, session, batch_sizes=BATCH_SIZES, time_limit_s=time_limit_s)
-        plan = pipeline.search(run, batch_sizes=BATCH_SIZES)
+            pipeline.profile(run, session, ProfileOptions(batch_sizes=BATCH_SIZES, time_limit_s=time_limit_s))
+        plan = pipeline.search(run, SearchOptions(batch_sizes=BATCH_SIZES))
         calibration, profile, trace = run.read_calibration(), run.read_profile(), run.read_trace()
         by_depth = [
             plan_trees(trace, profile, PlanRequest(Limits(max_depth=depth), batch_sizes=(1,))).entries[0]
@@ -57,7 +58,7 @@ def compare(work: Path, kind: str, time_limit_s: float, num_prompts: int) -> dic
         for entry in plan.entries:
             file = run.bench_of(entry.batch_size)
             if not file.exists():
-                pipeline.bench(run, session, batch_size=entry.batch_size)
+                pipeline.bench(run, session, BenchOptions(batch_size=entry.batch_size))
             result = Benchmark.load(file)
             chosen, plain = result.contender("chosen"), result.contender("plain")
             measured.append(

@@ -21,6 +21,7 @@ from treeopt.growth.probed import grow_coverage, probe_tree
 from treeopt.growth.source import source_of
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
 from treeopt.records.calibration import Calibration
+from treeopt.records.options import Source
 from treeopt.runtime.acceptance.rules import Typical
 from treeopt.runtime.decode import decode
 from treeopt.runtime.measure.probe import collect_probe
@@ -117,7 +118,7 @@ def main() -> None:
     )
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS), flush=True)
     for row in sweep(
-        open_session({"dtype": options.dtype}),
+        open_session(Source(dtype=options.dtype)),
         num_prompts=options.prompts,
         size=options.size,
         probe_size=options.probe_size,

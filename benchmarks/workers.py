@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 import psutil
 
 CALIBRATE = ["--num-prompts", "512", "--max-new-tokens", "64", "--batch-size", "8", "--dtype", "float64"]
-ENGINES = {"one process": [], "two workers": ["--engine", "ray", "--workers", "2"]}
+ENGINES = {"one process": [], "two workers": ["--workers", "2"]}
 
 
 def processor_s(root: psutil.Process, seen: dict[int, float]) -> None:

@@ -1,18 +1,14 @@
 """The Python API gives what the commands give, shows itself in a notebook, and is light to import."""
 
 import json
-import re
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-import click
 import pytest
 
 import treeopt
-from treeopt.cli import cli
-from treeopt.files.parameters import parameters_of
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.report.tables import calibration_table
@@ -24,7 +20,7 @@ from .conftest import in_new_python
 from .conftest import treeopt as command
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-QUICK = {"num_prompts": 6, "max_new_tokens": 16, "batch_size": 4}
+QUICK = {"num_prompts": 6, "max_new_tokens": 16, "options": treeopt.CalibrateOptions(batch_size=4)}
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +83,9 @@ def test_bench_decodes_with_the_plan_that_it_gets(run, session, monkeypatch):
     """On a machine that gives it half of the time."""
     monkeypatch.setattr("treeopt.runtime.stepper.time.process_time", lambda: time.perf_counter() / 2)
     plan = treeopt.search(run=run, budget=8, batch_sizes=(1,))
-    result = treeopt.bench(plan, session, run=run, num_prompts=2, max_new_tokens=8, rounds=1)
+    result = treeopt.bench(
+        plan, session, run=run, num_prompts=2, options=treeopt.BenchOptions(max_new_tokens=8, rounds=1)
+    )
     assert result.contender("chosen").draft == plan[1].draft
     assert Plan.load(run / "plan.json").document() == plan.document()
     assert result.document() == treeopt.load(run / "bench.json").document()
@@ -157,8 +155,8 @@ def test_hostile_names_are_text_in_a_notebook_and_in_the_terminal(run, capsys):
 
 
 def test_a_session_has_its_options_already(session):
-    with pytest.raises(treeopt.InvalidInput, match=r"pass dtype to treeopt.open"):
-        treeopt.calibrate(session, dtype="float64")
+    with pytest.raises(treeopt.InvalidInput, match=r"pass prompts to treeopt.open"):
+        treeopt.calibrate(session, prompts="q.jsonl")
     with pytest.raises(TypeError, match="drafters"):
         treeopt.open("demo", drafters="medusa")
 
@@ -175,53 +173,15 @@ def test_load_reads_every_file_of_a_run_and_refuses_others(run, tmp_path):
         treeopt.load(tmp_path / "other.json")
 
 
-COMMANDS = {  # of functions of the package, and what each makes of them
-    "calibrate": treeopt.calibrate,
-    "profile": treeopt.profile,
-    "search": treeopt.search,
-    "bench": treeopt.bench,
-    "compare": treeopt.compare,
-    "score": treeopt.score,
-}
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_an_option_is_declared_by_a_parameter(name):
-    """With its default, its text and a check: a parameter that is added is an option at once."""
-    options = {p.name: p for p in cli.commands[name].params}
-    known = parameters_of(COMMANDS[name])
-    given = {"first", "others", "plan", "options"}  # arguments, and what only a script has
-    assert known.keys() - given <= options.keys()
-    for parameter in known.values():
-        option = options.get(parameter.name)
-        if not isinstance(option, click.Option) or parameter.name == "run" or option.multiple:
-            continue
-        if option.flag_value is False:
-            continue
-        assert re.match(r"\w*", option.help)[0].lower() == re.match(r"\w*", parameter.text)[0].lower()
-        context = click.Context(cli.commands[name])
-        shown = option.type_cast_value(context, option.get_default(context))
-        assert shown in (parameter.default or None, parameter.default)
-
-
-def test_every_option_of_every_command_is_declared():
-    """By a function's parameter: none is written by hand, so all have a text."""
-    for command_ in cli.commands.values():
-        for option in (p for p in command_.params if isinstance(p, click.Option)):
-            assert option.help, (command_.name, option.name)
-            assert option.name == "as_json" or option.is_flag or option.type.name, option.name
-
-
 WRONG = [
     (treeopt.calibrate, {"num_prompts": 0}, "num_prompts must be at least 1, but got 0"),
-    (treeopt.calibrate, {"topks": (2, 11)}, "topks must be at most 10, but got 11"),
-    (treeopt.calibrate, {"engine": "spark"}, "engine must be one of ray, but got 'spark'"),
-    (treeopt.profile, {"precision": 0}, "precision must be above 0, but got 0"),
+    (treeopt.CalibrateOptions, {"topks": (2, 11)}, "topks must be at most 10, but got 11"),
+    (treeopt.ProfileOptions, {"precision": 0}, "precision must be above 0, but got 0"),
     (treeopt.search, {"batch_sizes": 1}, "batch_sizes must be a list, but got 1"),
-    (treeopt.search, {"max_depth": 2.5}, "max_depth must be a whole number, but got 2.5"),
+    (treeopt.TreeLimits, {"max_depth": 2.5}, "max_depth must be a whole number, but got 2.5"),
     (
         treeopt.search,
-        {"calibration": "vicuna-7b-medusa1", "method": "eagle"},
+        {"calibration": "vicuna-7b-medusa1", "limits": treeopt.TreeLimits(method="eagle")},
         "method belongs to an engine: name the engine",
     ),
     (treeopt.bench, {"batch_size": [1]}, r"batch_size must be a whole number, but got \[1\]"),
@@ -244,7 +204,7 @@ def test_a_commands_error_names_the_option(tmp_path):
             1,
             "--method belongs to an engine: name the --for",
         ),
-        (("calibrate", "--acceptance", "typical", "--temperature", "0"), 1, "is --acceptance greedy"),
+        (("calibrate", "--rule", "typical:temperature=0"), 1, "is --rule greedy"),
     ]:
         assert said in command(*words, *run, code=code)
 

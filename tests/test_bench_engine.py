@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import treeopt as api
+from tests.helpers.steps import api_bench
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.source import source_of
 from treeopt.pipeline.bench import asked_prompts
@@ -120,7 +121,7 @@ def bench(run, session, tmp_path):
     """Benchmarks on a copy of the run."""
     own = shutil.copytree(run, tmp_path / "run")
     asked = {"run": own, "engine": "transformers", "num_prompts": 2, "rounds": 1, "max_new_tokens": 12}
-    return lambda **options: api.bench(options.pop("plan", None), session, **{**asked, **options})
+    return lambda **options: api_bench(options.pop("plan", None), session, **{**asked, **options})
 
 
 def test_measured_steps_are_the_replayed_ones_on_every_prompt(run, bench, tmp_path, capsys):
@@ -147,8 +148,8 @@ def test_what_an_engine_cannot_do_is_said(run, session, bench, tmp_path, capsys)
     folder = tmp_path / "run"
     with pytest.raises(Unsupported, match="one sequence at a time, but got batch_size=4"):
         bench(batch_size=4)
-    with pytest.raises(Unsupported, match="decodes greedily, but the plan is for acceptance='sample'"):
-        api.bench(None, replace(session, acceptance=Sampling(temperature=0.7)), run=folder, engine="transformers")
+    with pytest.raises(Unsupported, match="decodes greedily, but the plan is for rule='sample"):
+        api_bench(None, replace(session, acceptance=Sampling(temperature=0.7)), run=folder, engine="transformers")
     for name, choices in {"fork": [[0], [1]], "second": [[1]], "turn": [[0], [0, 1]]}.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(choices))
         with pytest.raises(Unsupported, match=f"takes chains of the likeliest guesses, but {name} is"):

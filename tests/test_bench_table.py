@@ -28,7 +28,7 @@ def test_texts_that_depend_on_the_tree_are_judged_and_others_compared_one_by_one
     assert (" same " in said) == ("5/6" in said) == ("judged" not in said) == compared
     assert ("keeps the distribution" in said) == (rule == "rejection")
     option = {"rejection": "reject", "sample-then-match": "sample"}.get(rule, rule)
-    assert (f"--acceptance {option}" in said) == (rule != "greedy")
+    assert (f"--rule {option}" in said) == (rule != "greedy")
 
 
 def test_only_a_rule_that_changes_the_distribution_has_a_price():

@@ -6,12 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.helpers.steps import request_of
+from treeopt import compare
 from treeopt.engines.plans import export_plan
 from treeopt.errors import InvalidInput
-from treeopt.pipeline import compare
-from treeopt.pipeline.search import request_of
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
+from treeopt.records.options import Source
 from treeopt.records.pools import USUAL
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
@@ -116,7 +117,7 @@ def test_a_length_wider_than_the_block_is_refused_with_the_reason():
 
 
 def test_a_block_is_passed_once_for_all_that_is_recorded_of_a_state(monkeypatch):
-    session = open_session({"drafter": "dflash", "dtype": "float64"})
+    session = open_session(Source(drafter="dflash", dtype="float64"))
     passes, block = [], DFlashHeads.block
     monkeypatch.setattr(DFlashHeads, "block", lambda *given: passes.append(1) or block(*given))
     text, n = session.prompts.conversations[0].first, 8

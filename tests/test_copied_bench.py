@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import treeopt
+from tests.helpers.steps import api_bench
 from treeopt import demo
 from treeopt.demo.corpus import standard_library
 from treeopt.errors import InvalidInput, Unsupported
@@ -73,7 +74,7 @@ def run(log, tmp_path) -> RunDirectory:
 def proved(run: RunDirectory, engine: str, log: RequestLog, **options) -> Benchmark:
     """The benchmark of a plan for the engine, whose steps are the prediction's: the log has plain decoding's own texts."""
     treeopt.search(run=run, engine=engine.partition("-")[0], method="prompt-lookup")
-    bench = treeopt.bench(run=run, engine=engine, **options)
+    bench = api_bench(run=run, engine=engine, **options)
     kept = int((halves(log)[log.clusters] > 0).sum())
     limits = [one.limit for one, half in zip(log.requests(), halves(log)[log.clusters], strict=True) if half > 0]
     assert [one.name for one in bench.contenders][:3] == ["plain", "chosen", "usual"]
@@ -99,7 +100,7 @@ def test_every_request_takes_the_steps_of_the_replay_and_those_that_were_predict
 
 def test_the_answers_are_as_long_as_is_asked_and_as_many(run):
     treeopt.search(run=run, engine="transformers", method="prompt-lookup")
-    bench = treeopt.bench(run=run, engine="transformers", num_prompts=3, max_new_tokens=8)
+    bench = api_bench(run=run, engine="transformers", num_prompts=3, max_new_tokens=8)
     assert [answer.tokens for answer in bench.contender("usual").sequences] == [8] * 3
 
 
@@ -116,7 +117,7 @@ def test_the_answers_are_as_long_as_is_asked_and_as_many(run):
 def test_what_does_not_belong_to_a_log_is_refused_in_a_sentence(run, options, said):
     treeopt.search(run=run, engine="transformers", method="prompt-lookup")
     with pytest.raises((InvalidInput, Unsupported), match=said):
-        treeopt.bench(run=run, **options)
+        api_bench(run=run, **options)
 
 
 def test_a_log_of_another_model_is_refused(log, tmp_path):
@@ -124,9 +125,9 @@ def test_a_log_of_another_model_is_refused(log, tmp_path):
     made.save(tmp_path / "requests.npz")
     treeopt.search(run=tmp_path, engine="transformers", method="prompt-lookup")
     with pytest.raises(InvalidInput, match="model must say which model answers"):
-        treeopt.bench(run=tmp_path, engine="transformers")
+        api_bench(run=tmp_path, engine="transformers")
     with pytest.raises(InvalidInput, match="has the token 1000000"):
-        treeopt.bench(run=tmp_path, engine="transformers", model=str(demo.MODEL))
+        api_bench(run=tmp_path, engine="transformers", model=str(demo.MODEL))
 
 
 @pytest.mark.long
@@ -137,7 +138,7 @@ def test_openvino_takes_the_steps_of_the_replay_alone_and_together(run, log):
     bench = proved(run, "openvino", log)
     assert "default plain" in {one.name for one in bench.contenders}
     treeopt.search(run=run, engine="openvino", batch_sizes=(2,))
-    together = treeopt.bench(run=run, engine="openvino")
+    together = api_bench(run=run, engine="openvino")
     for one in together.contenders[:3]:
         assert [answer.steps for answer in one.sequences] == [answer.replayed_steps for answer in one.sequences]
     assert json.loads((run.path / "plan.json").read_text())["runtime"]["name"] == "openvino"
@@ -155,7 +156,7 @@ def test_a_server_of_llama_cpp_takes_the_steps_of_the_replay(run, log, monkeypat
     write_gguf(demo.MODEL, run.path / "model.gguf")
     plan = treeopt.search(run=run, engine="llama-cpp", method=kind)
     launch = f"{server} --model {run.path / 'model.gguf'} --parallel 1 --port {{port}} {{options}}"
-    bench = treeopt.bench(run=run, launch=launch, engine="llama-cpp", rounds=1)
+    bench = api_bench(run=run, launch=launch, engine="llama-cpp", rounds=1)
     held_out = [one for one, half in zip(log.requests(), halves(log)[log.clusters], strict=True) if half > 0]
     warm = held_out[0]._replace(answer=held_out[0].answer[:8], limit=8)
     settings = {"chosen": plan[1].draft.options, "usual": {}}
@@ -179,7 +180,7 @@ def test_vllm_takes_the_steps_of_the_replay(tmp_path):
     made.save(tmp_path / "requests.npz")
     treeopt.search(run=tmp_path, engine="vllm", method="ngram-v1")
     options = {"model": "smollm2", "engine_python": python, "rounds": 1}
-    bench = treeopt.bench(run=tmp_path, engine="vllm", **options)
+    bench = api_bench(run=tmp_path, engine="vllm", **options)
     for one in bench.contenders:
         assert one.identical == one.compared
         assert [answer.steps for answer in one.sequences] == [answer.replayed_steps for answer in one.sequences]

@@ -5,11 +5,12 @@ import pytest
 from tests.helpers.engine_rows import COPIED, READERS
 from tests.helpers.engine_rows import export as export_draft
 from treeopt.engines.copied import KIND
-from treeopt.engines.plans import ExportOptions, export_plan
+from treeopt.engines.plans import export_plan
 from treeopt.engines.registry import method_of, runners
 from treeopt.errors import InvalidInput
 from treeopt.pipeline import export
 from treeopt.pipeline.export import export_all
+from treeopt.records.exchange import ExportOptions
 from treeopt.records.figure import Figure
 from treeopt.records.plan import ROOT, Plan, PlanEntry
 from treeopt.records.rundir import RunDirectory

@@ -8,6 +8,7 @@ import torch
 from treeopt import demo
 from treeopt.demo.corpus import fingerprint, is_held_out, standard_library
 from treeopt.errors import InvalidInput
+from treeopt.records.options import Source
 from treeopt.runtime.decode import decode
 from treeopt.runtime.measure.quality import logit_gap
 from treeopt.runtime.prompts.sets import DEMO_TOKENS, demo_prompts
@@ -57,7 +58,7 @@ def test_a_python_without_its_sources_is_told_so(monkeypatch, tmp_path):
 
 def demo_answers(dtype, tree, count, limit):
     """(session, prompts, rows) of the demo model decoding held-out prompts with a tree."""
-    session = open_session({"dtype": dtype})
+    session = open_session(Source(dtype=dtype))
     prompts = [prompt.first for prompt in session.prompts.conversations[:count]]
     stop = StopRule(session.target.eos_ids, limit, at_loops=False)
     return session, prompts, decode(session.target, session.drafter, prompts, tree, batch_size=4, stop=stop)

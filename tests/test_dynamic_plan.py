@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from treeopt.engines.plans import ExportOptions, export_plan
+from treeopt.engines.plans import export_plan
 from treeopt.engines.registry import method_of
 from treeopt.errors import InvalidInput
 from treeopt.growth.replay import replay
@@ -16,6 +16,7 @@ from treeopt.pipeline.profile.placement import anew_trees, placed_sizes, timing_
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.planning.select import NEGLIGIBLE
+from treeopt.records.exchange import ExportOptions
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.trace import MISS, RankTrace

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from tests.helpers.engine_rows import READERS
+from tests.helpers.steps import search
 from treeopt.engines.plans import batch_sizes_to_export, export_plan
 from treeopt.engines.registry import ENGINES, method_of
 from treeopt.errors import InvalidInput
-from treeopt.pipeline import export, search
+from treeopt.pipeline import export
 from treeopt.pipeline.export import export_to
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest

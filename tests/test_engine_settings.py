@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 
 from tests.helpers.engine_rows import READERS, setting_of
-from treeopt.engines.plans import ExportOptions, export_plan, method_for_plan, planned_method
+from tests.helpers.steps import search
+from treeopt.engines.plans import export_plan, method_for_plan, planned_method
 from treeopt.errors import InvalidInput
 from treeopt.growth.replay import dynamic_rates
 from treeopt.growth.source import source_of
 from treeopt.latency.costs import StepCosts
-from treeopt.pipeline import export, search
+from treeopt.pipeline import export
 from treeopt.pipeline.export import export_to
+from treeopt.records.exchange import ExportOptions
 from treeopt.records.figure import fastest
 from treeopt.records.plan import Plan, merged
 from treeopt.records.pools import columns_of

@@ -271,7 +271,7 @@ def test_export_all(tmp_path, capsys):
 
     trees, said = exported(replace(plan_of(), acceptance=TYPICAL))
     assert trees == {"medusa"}
-    assert "none of them decodes by acceptance='typical'" in " ".join(said.split())
+    assert "none of them decodes by rule='typical" in " ".join(said.split())
     old = run.export / "medusa" / "batch-size-99"
     old.mkdir()
     (old / ".written").write_text("medusa_choices.json")

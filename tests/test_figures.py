@@ -139,7 +139,7 @@ def test_captions_name_the_rule():
     trace = replace(trace, meta={**trace.meta, "acceptance": {"rule": "sample-then-match", "temperature": 0.7}})
     data = [tree_data(Tree.chain(1), trace), sizes_chart(trace, Limits(4))]
     data.append(accuracy_chart(Calibration.from_trace(trace)))
-    assert all("--acceptance sample --temperature 0.7" in each.caption for each in data)
+    assert all("--rule sample:temperature=0.7" in each.caption for each in data)
 
 
 def test_groups_go_by_the_accuracy_of_head_1():
@@ -170,7 +170,7 @@ def test_sizes_of_a_probe_are_those_of_its_steps():
     (curve,) = [one for one in chart.panels[0].series if one.label.startswith("grown")]
     limits = Limits(8, max_depth=2, max_rank=9)
     assert curve.y == pytest.approx(source_of(probe).crossfit(limits).tokens_per_step)
-    assert "--acceptance typical" in chart.caption
+    assert "--rule typical" in chart.caption
     chains = [replay_probe(probe, Tree.chain(d)).tokens_per_step for d in (1, 2)]
     assert chart.panels[0]["chains of top-1"].y == pytest.approx(chains)
 

@@ -42,7 +42,7 @@ LIGHT = (
 QUICK = (LIGHT[1], *LIGHT[4:6], LIGHT[7])
 HEAVY = (
     (("calibrate", *MODEL, "--overwrite"), ""),
-    (("calibrate", *MODEL, "--overwrite", "--acceptance", "typical"), ""),
+    (("calibrate", *MODEL, "--overwrite", "--rule", "typical"), ""),
     (("profile", "--sizes", "1,4", "--time-limit", 1), ""),
     (("bench", "--num-prompts", 2, "--rounds", 1, "--max-new-tokens", 8, "--batch-size", 1), ""),
     (("run", *MODEL, "--overwrite", "--budget", 8, "--time-limit", 1, "--bench-prompts", 2), ""),

@@ -16,11 +16,13 @@ from treeopt.files.journal import Journal
 from treeopt.files.storage import sha256_of, write_json
 from treeopt.files.writing import write_text
 from treeopt.pipeline.session import resolve
+from treeopt.records.options import Source
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report import figures
 from treeopt.runtime.checkpoints.files import find_tensors
 from treeopt.runtime.folder import check_folder, dequantised
+from treeopt.runtime.session import open_rule
 from treeopt.runtime.target import check_device
 from treeopt.trees.tree import Tree
 
@@ -56,11 +58,11 @@ def test_a_gguf_file_of_too_many_layers_is_refused(tmp_path, monkeypatch):
 def test_a_trace_with_an_impossible_temperature_is_refused(tmp_path):
     """An option that later commands take over from the trace is checked as a given one is."""
     run = RunDirectory(tmp_path)
-    meta = {"source": {"model": demo.NAME, "temperature": -1.0}}
+    meta = {"source": {"model": demo.NAME, "rule": "sample:temperature=-1"}}
     RankTrace(np.array([[0], [-2]]), np.array([0, 2]), meta=meta).save(run.trace)
-    with pytest.raises(InvalidInput, match=r"source\.temperature must be at"):
-        resolve(run, {})
-    assert resolve(run, {"temperature": 1.0})["temperature"] == 1.0
+    with pytest.raises(InvalidInput, match="temperature must be above 0"):
+        open_rule(resolve(run, Source()))
+    assert open_rule(resolve(run, Source(rule="sample"))).record["temperature"] == 1.0
 
 
 def test_a_merge_that_was_killed_is_done_by_the_same_command(tmp_path):

@@ -22,6 +22,7 @@ from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.shell import command_line, printable, shell_word
 from treeopt.pipeline.session import resolve
 from treeopt.records.calibration import Calibration
+from treeopt.records.options import Source
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
@@ -271,13 +272,13 @@ def test_what_later_commands_load_is_found_from_every_folder(tmp_path, monkeypat
     given = {"model": "./my", "drafter": "my", "prompts": "prompts.txt"}
     whole = {"model": f"{tmp_path}/my", "drafter": f"{tmp_path}/my", "prompts": f"{tmp_path}/prompts.txt"}
     run = RunDirectory(tmp_path / "run")
-    assert resolve(run, given) == whole
+    assert resolve(run, Source(**given)).given == whole
     named = {"model": "demo", "drafter": "medusa", "prompts": "demo", "dtype": "float32"}
     (tmp_path / "medusa").mkdir()
-    assert resolve(run, named) == named
+    assert resolve(run, Source(**named)).given == named
     RankTrace(np.array([[0], [-2]]), np.array([0, 2]), meta={"source": whole}).save(run.trace)
     monkeypatch.chdir(tmp_path / "my")
-    assert resolve(run, {"model": "../my"}) == whole
-    assert resolve(run, {}) == whole
+    assert resolve(run, Source(model="../my")).given == whole
+    assert resolve(run, Source()).given == whole
     (tmp_path / "my" / "hydra").mkdir()  # with another model than the demo it is a folder like others
-    assert resolve(run, {"drafter": "hydra"})["drafter"] == f"{tmp_path}/my/hydra"
+    assert resolve(run, Source(drafter="hydra")).drafter == f"{tmp_path}/my/hydra"

@@ -28,7 +28,7 @@ SMALL = ("--num-prompts", 4, "--max-new-tokens", 8)
 TRAIN = ("train", *SMALL, "--batch-size", 2, "--heads", 2, "--steps", 3, "-o", "heads")
 COMMANDS = {
     "calibrate": ("calibrate", "--overwrite", *TWENTY),
-    "typical": ("calibrate", "--overwrite", *SMALL, "--acceptance", "typical"),
+    "typical": ("calibrate", "--overwrite", *SMALL, "--rule", "typical"),
     "profile": ("profile", "--sizes", "1,4", "--time-limit", 1, "--batch-size", "1,2"),
     "from-csv": ("profile", "--from-csv", "steps.csv", "--overwrite"),
     "search": ("search", "--budget", 8),

@@ -13,9 +13,9 @@ WAYS = [
     ("--drafter", "hydra"),
     ("--drafter", "draft"),
     ("--drafter", "ngram"),
-    ("--drafter", "draft", "--acceptance", "reject", "--temperature", "0.8"),
-    ("--acceptance", "sample", "--temperature", "0.7"),
-    ("--acceptance", "typical", "--temperature", "0.7"),
+    ("--drafter", "draft", "--rule", "reject:temperature=0.8"),
+    ("--rule", "sample:temperature=0.7"),
+    ("--rule", "typical:temperature=0.7"),
 ]
 
 
@@ -33,7 +33,7 @@ def test_a_drafter_and_a_rule_from_calibration_to_proof(way, tmp_path):
     assert plan["entries"][0]["chosen"]["shown"]["size"] > 1
     invoke("bench", "--num-prompts", 2, "--rounds", 1, *run)
     bench = json.loads((tmp_path / "run" / "bench.json").read_text())
-    rule = RULES[way[way.index("--acceptance") + 1] if "--acceptance" in way else "greedy"]
+    rule = RULES[way[way.index("--rule") + 1].partition(":")[0] if "--rule" in way else "greedy"]
     assert plan["acceptance"]["rule"] == rule
     shown = {contender["name"]: contender["shown"] for contender in bench["contenders"]}
     for name, of in shown.items():

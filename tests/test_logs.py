@@ -444,11 +444,9 @@ def test_neither_torch_nor_transformers_is_imported_and_ids_need_no_tokenizer(fo
     write(tmp_path, [GOOD, GOOD])
     write(tmp_path, [{"messages": [USER, REPLY]}], "texts.jsonl")
     none = (*RUNS_MODELS, "tokenizers")
-    assert (
-        json.loads(lacking(tmp_path, "calibrate", "--from-logs", "logs.jsonl", "--json", absent=none))["requests"] == 2
-    )
+    assert json.loads(lacking(tmp_path, "requests", "logs.jsonl", "--json", absent=none))["requests"] == 2
     assert treeopt.load(tmp_path / "treeopt-run" / "requests.npz").num_sequences == 2
-    words = ("calibrate", "--from-logs", "texts.jsonl", "--tokenizer", str(folders["chat"]), "--run", "other")
+    words = ("requests", "texts.jsonl", "--tokenizer", str(folders["chat"]), "--run", "other")
     assert "requests" in lacking(tmp_path, *words)
     assert "pip install 'treeopt[text]'" in lacking(tmp_path, *words, absent=none, code=1)
 
@@ -459,24 +457,14 @@ def test_the_command_shows_groups_and_names_are_only_names(folders, tmp_path, mo
     (tmp_path / name).mkdir()
     rows = [{"messages": [USER, REPLY], "kind": kind, "start_time": i} for i, kind in enumerate((name, "b", name))]
     path = write(tmp_path / name, [*rows, "{"], f"{name}.jsonl")
-    words = (
-        "calibrate",
-        "--from-logs",
-        str(path),
-        "--tokenizer",
-        str(folders["chat"]),
-        "--group-by",
-        "kind",
-        "--run",
-        name,
-    )
+    words = ("requests", str(path), "--tokenizer", str(folders["chat"]), "--group-by", "kind", "--run", name)
     done = invoke(*words)
     assert all(word in done.stdout for word in ("requests", "conversations", name, "1 row left out"))
     assert f"treeopt search --for ENGINE --run '{name}'" in done.stderr
     told = json.loads(command(*words, "--json"))
     assert json.loads(command("status", "--run", name, "--json"))["next"].startswith("treeopt search --for ENGINE")
     assert told["groups"][name]["requests"] == 2
-    assert told["source"]["from_logs"] == str(path)
+    assert told["source"]["log"] == str(path)
     assert set(told["tokenizer"]) == {
         "tokenizer.json",
         "tokenizer_config.json",
@@ -490,17 +478,17 @@ def test_the_command_shows_groups_and_names_are_only_names(folders, tmp_path, mo
 def test_a_run_has_one_record_which_is_not_replaced_unasked(tmp_path, tiny_calibration):
     run = RunDirectory(tmp_path / "run")
     file = write(tmp_path, [GOOD])
-    first = treeopt.calibrate(from_logs=file, run=run)
-    assert treeopt.calibrate(from_logs=str(file), run=run).tokens.tolist() == first.tokens.tolist()
+    first = treeopt.requests(file, run=run)
+    assert treeopt.requests(str(file), run=run).tokens.tolist() == first.tokens.tolist()
     write(tmp_path, [GOOD, GOOD])
     with pytest.raises(InvalidInput, match=r"requests.npz \(there\) and the log .* differ in log sha256"):
-        treeopt.calibrate(from_logs=file, run=run)
-    assert treeopt.calibrate(from_logs=file, run=run, overwrite=True).num_sequences == 2
+        treeopt.requests(file, run=run)
+    assert treeopt.requests(file, run=run, overwrite=True).num_sequences == 2
     run.replace_accuracies(tiny_calibration)
     assert run.accuracies() == [run.calibration]
     with pytest.raises(InvalidInput, match=r"calibration.json exists, and a log replaces it only"):
-        treeopt.calibrate(from_logs=file, run=run)
-    treeopt.calibrate(from_logs=file, run=run, overwrite=True)
+        treeopt.requests(file, run=run)
+    treeopt.requests(file, run=run, overwrite=True)
     assert run.accuracies() == [run.requests]
     assert run.read_requests().num_sequences == 2
 
@@ -513,19 +501,15 @@ def tiny_calibration():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"model": "M"}, "model does not go with from_logs"),
-        ({"num_prompts": 3}, "num_prompts does not go with from_logs"),
-        ({"acceptance": "sample"}, "acceptance does not go with from_logs"),
-        ({"from_logs": None, "tokenizer": "T"}, "tokenizer is for the texts of from_logs"),
-        ({"from_logs": "nowhere.jsonl"}, "nowhere.jsonl is none"),
-        ({"from_logs": __file__}, "from_logs must end in .jsonl"),
+        ({"log": "nowhere.jsonl"}, "nowhere.jsonl is none"),
+        ({"log": __file__}, "log must end in .jsonl"),
         ({"tokenizer": Path(__file__).parent}, "tokenizer must be a folder with tokenizer.json"),
-        ({"group_by": "kinds"}, "group_by must be a column of logs.jsonl: .* but got kinds"),
+        ({"columns": treeopt.Prompts(group_by="kinds")}, "group_by must be a column of logs.jsonl: .* but got kinds"),
     ],
 )
 def test_what_does_not_go_with_logs_is_refused(tmp_path, options, said):
     with pytest.raises(InvalidInput, match=said):
-        treeopt.calibrate(**{"from_logs": write(tmp_path, [GOOD]), "run": tmp_path / "run", **options})
+        treeopt.requests(**{"log": write(tmp_path, [GOOD]), "run": tmp_path / "run", **options})
 
 
 @pytest.mark.parametrize(

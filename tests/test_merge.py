@@ -171,5 +171,5 @@ def test_shards_of_the_demo_merge_to_the_trace_of_one_process(tmp_path, monkeypa
     )
     assert "part-1" in treeopt(*CALIBRATE, *OPTIONS, "--shard", "2/2", "--run", "part-1", code=1)
     assert "24 prompts are 6, but got 7/7" in treeopt(*CALIBRATE, "--shard", "7/7", "--run", "x", code=1)
-    typical = ("--acceptance", "typical", "--shard", "1/2", "--run", "x")
+    typical = ("--rule", "typical", "--shard", "1/2", "--run", "x")
     assert "leave --shard out" in treeopt(*CALIBRATE, *typical, code=1)

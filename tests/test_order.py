@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from treeopt.pipeline.bench import held_out
 from treeopt.pipeline.calibrate import first_conversations
 from treeopt.pipeline.session import resolve
+from treeopt.records.options import Source
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.runtime.prompts.order import Draw, Order, order_of, spread
@@ -96,28 +97,23 @@ def test_the_order_follows_from_texts_and_seed_alone(tmp_path):
 
 
 def test_one_seed_is_for_the_order_and_for_the_rule_where_that_draws():
-    assert order_of({}).seed == 0
-    assert order_of({"seed": 4}).seed == 4
-    assert order_of({"seed": 4, "in_order": True}).seed is None
-    assert open_rule({"acceptance": "greedy", "seed": 4}).record == open_rule({}).record
-    assert open_rule({"acceptance": "sample", "seed": 4}).record["seed"] == 4
-    assert "seed" not in open_rule({"acceptance": "typical", "seed": 4}).record
+    assert order_of(Source()).seed == 0
+    assert order_of(Source(seed=4)).seed == 4
+    assert order_of(Source(seed=4, in_order=True)).seed is None
+    assert open_rule(Source(rule="greedy", seed=4)).record == open_rule(Source()).record
+    assert open_rule(Source(rule="sample", seed=4)).record["seed"] == 4
+    assert "seed" not in open_rule(Source(rule="typical", seed=4)).record
 
 
 def test_later_commands_go_on_in_the_order_of_the_run(tmp_path):
     """Nobody's code is trusted because a file says so, and what is no option is none."""
     run = RunDirectory(tmp_path)
-    source = {"model": "m", "seed": 7, "in_order": True, "acceptance": "sample", "top_k": 3}
+    source = {"model": "m", "seed": 7, "in_order": True, "rule": "sample:top_k=3"}
     strange = {"trust_remote_code": True, "engine_python": "/x", "bogus": "1", "dtype": 3}
     trace = trace_of([Conversation((1,), (("user", "a"),))])
     replace(trace, meta={**trace.meta, "source": {**source, **strange}}).save(run.trace)
-    assert resolve(run, {}) == source
-    assert resolve(run, {"acceptance": "typical"}) == {
-        "model": "m",
-        "seed": 7,
-        "in_order": True,
-        "acceptance": "typical",
-    }
+    assert resolve(run, Source()).given == source
+    assert resolve(run, Source(rule="typical")).given == {**source, "rule": "typical"}
 
 
 @pytest.mark.parametrize("grouped", [True, False])

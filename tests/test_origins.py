@@ -10,6 +10,7 @@ from typing import get_args, get_type_hints
 import numpy as np
 import pytest
 
+from tests.helpers import steps
 from treeopt import demo, pipeline
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files.storage import typed
@@ -49,7 +50,7 @@ def run(tmp_path) -> RunDirectory:
 
 
 def search(run, *batch_sizes, **options):
-    return pipeline.search(run, budget=8, batch_sizes=batch_sizes, **options)
+    return steps.search(run, budget=8, batch_sizes=batch_sizes, **options)
 
 
 # What belongs together

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt import pipeline
+from tests.helpers import steps
 from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
 from treeopt.growth.source import source_of
@@ -233,7 +233,7 @@ QUICK = {"time_limit_s": 0.0, "max_new_tokens": 24}
 
 def timed(run, session, batch_size, sizes=(2,), **options):
     """The run's profile after these were timed too."""
-    pipeline.profile(run, session, batch_sizes=(batch_size,), sizes=sizes, **QUICK, **options)
+    steps.profile(run, session, batch_sizes=(batch_size,), sizes=sizes, **QUICK, **options)
     return LatencyProfile.load(run.profile)
 
 
@@ -314,6 +314,6 @@ def test_a_journal_of_other_visits_is_begun_anew(run, session, monkeypatch):
 
 
 def test_the_file_says_how_well_latencies_are_known(run, session, capsys):
-    result = pipeline.profile(run, session, batch_sizes=(1,), sizes=(2, 3), precision=1e-9, **QUICK)
+    result = steps.profile(run, session, batch_sizes=(1,), sizes=(2, 3), precision=1e-9, **QUICK)
     assert max(margins_of_error(result)) > result.info["precision"] == 1e-9
     assert "a longer time_limit_s helps" in capsys.readouterr().err

@@ -12,7 +12,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from treeopt.pipeline import compare, search
+from tests.helpers.steps import search
+from treeopt import compare
 from treeopt.records.plan import Plan
 from treeopt.records.pools import NO_PLACE
 from treeopt.records.profile import LatencyProfile, StepTiming

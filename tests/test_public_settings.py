@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from tests.helpers.steps import search
 from treeopt.growth.source import source_of
-from treeopt.pipeline import search
 from treeopt.records.pools import NO_PLACE, columns_of
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt import pipeline
+from tests.helpers import steps
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.grow import product_values
 from treeopt.records.calibration import Calibration
@@ -72,7 +72,7 @@ def test_random_weights_are_profiled_and_named(config, tmp_path):
     run = RunDirectory(tmp_path / "run")
     session = open_random_session(str(config), num_heads=3)
     CALIBRATION.save(config / "calibration.json")
-    result = pipeline.profile(
+    result = steps.profile(
         run,
         session,
         batch_sizes=(2,),

@@ -19,6 +19,7 @@ from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
 from treeopt.records.estimate import Estimate
 from treeopt.records.figure import Figure
+from treeopt.records.options import Source
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
@@ -92,30 +93,35 @@ def save_source(run, **source):
 
 
 def test_options_of_what_is_given_anew_are_not_taken_over(run):
-    earlier = {"model": "m", "drafter": "ngram", "prompts": "p", "responses": "answer", "temperature": 0.7}
+    earlier = {
+        "model": "m",
+        "drafter": "ngram",
+        "prompts": "p",
+        "responses": "answer",
+        "rule": "sample:temperature=0.7",
+    }
     save_source(run, **earlier, draft_depth=3)
-    assert resolve(run, {}) == {**earlier, "draft_depth": 3}
-    assert resolve(run, {"drafter": "x"}) == {**earlier, "drafter": "x"}
-    others = resolve(run, {"prompts": "q"})  # whose answers are sampled as the given ones were
-    assert (others["acceptance"], others["temperature"]) == ("sample", 0.7)
-    assert "responses" not in others
-    assert resolve(run, {"responses": "r"}).keys().isdisjoint({"temperature", "acceptance"})
-    assert "temperature" not in resolve(run, {"acceptance": "greedy"})
+    assert resolve(run, Source()).given == {**earlier, "draft_depth": 3}
+    assert resolve(run, Source(drafter="x")).given == {**earlier, "drafter": "x"}
+    others = resolve(run, Source(prompts="q"))  # whose answers are sampled as the given ones were
+    assert (others.rule, others.responses) == ("sample:temperature=0.7", None)
+    assert resolve(run, Source(responses="r")).rule is None
+    assert resolve(run, Source(rule="greedy")).rule == "greedy"
 
 
 def test_options_of_a_trace_that_kept_its_model_as_it_was_given_are_taken(run, monkeypatch):
     monkeypatch.chdir(run.path.parent)
     (run.path.parent / "m").mkdir()
     save_source(run, model="m", drafter="ngram")
-    assert resolve(run, {"model": "m"}) == {"model": str(run.path.parent / "m"), "drafter": "ngram"}
+    assert resolve(run, Source(model="m")).given == {"model": str(run.path.parent / "m"), "drafter": "ngram"}
 
 
 def test_a_trace_that_cannot_be_read_stands_in_the_way_of_nothing_that_replaces_it(run, capsys):
     run.path.mkdir(exist_ok=True)
     run.trace.write_bytes(b"damaged")
     with pytest.raises(InvalidInput, match="not a readable"):
-        resolve(run, {})
-    assert resolve(run, {}, overwrite=True) == {}
+        resolve(run, Source())
+    assert resolve(run, Source(), overwrite=True) == Source()
     assert "It is replaced, and nothing is taken from it." in capsys.readouterr().err
 
 

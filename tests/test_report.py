@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.helpers.runs import REJECT, TYPICAL, at_speed, make_run, ruled, shown
+from tests.helpers.steps import search
 from treeopt import pipeline
 from treeopt.cli import cli
 from treeopt.engines.plans import export_plan
@@ -53,7 +54,7 @@ def test_without_a_plan_the_command_that_makes_one_is_named(tmp_path):
 
 def test_a_plan_alone_makes_a_report(tmp_path):
     run = RunDirectory(tmp_path)
-    pipeline.search(run, budget=16, batch_sizes=(1,), calibration="vicuna-7b-medusa1")
+    search(run, budget=16, batch_sizes=(1,), calibration="vicuna-7b-medusa1")
     page = write_report(run)[0].read_text()
     assert "lmsys/vicuna-7b-v1.3" in page
     assert "No real decoding was measured" in page
@@ -203,7 +204,7 @@ def test_a_benchmark_in_another_runtime_is_shown_too(no_pictures, tmp_path):
 
 def test_the_search_is_told_with_its_time_limits_and_inputs(no_pictures, tmp_path):
     run = make_run(tmp_path, batch_sizes=(1,))
-    pipeline.search(run, budget=8, batch_sizes=(1,))
+    search(run, budget=8, batch_sizes=(1,))
     page = html.unescape(write_report(run)[0].read_text())
     origin = page[page.index('id="origin"') :]
     plan = run.read_plan()
@@ -213,9 +214,9 @@ def test_the_search_is_told_with_its_time_limits_and_inputs(no_pictures, tmp_pat
         assert f"{name} sha256 {sha256[:12]}" in origin
     assert sha256 not in page
     before = run.plan.read_bytes()
-    pipeline.search(run, budget=8, batch_sizes=(1,))
+    search(run, budget=8, batch_sizes=(1,))
     assert run.plan.read_bytes() == before  # so that its benchmarks are not those of another plan
-    pipeline.search(run, budget=6, batch_sizes=(1,))
+    search(run, budget=6, batch_sizes=(1,))
     assert run.plan.read_bytes() != before
 
 

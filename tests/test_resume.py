@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers import steps
 from treeopt.cli import INTERRUPTED
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import npz, writing
@@ -23,6 +24,7 @@ from treeopt.latency.rounds import time_rounds
 from treeopt.pipeline.contest import Contest, interleaved
 from treeopt.pipeline.entrants import Entrant
 from treeopt.records.contender import Prompt
+from treeopt.records.options import Source
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.decode import Decoder
 from treeopt.runtime.memory import with_less_memory
@@ -263,12 +265,11 @@ def test_a_killed_benchmark_continues_behind_its_last_block(tmp_path, target, he
 def test_a_calibration_goes_on_with_half_the_batch(tmp_path, monkeypatch, capsys):
     """Memory runs out once, in the second block; the text of the answers does not change."""
     import treeopt.runtime.measure.ranks as module
-    from treeopt import pipeline
     from treeopt.runtime.session import open_session
 
-    session = open_session({"dtype": "float64"})
+    session = open_session(Source(dtype="float64"))
     options = {"num_prompts": 12, "max_new_tokens": 6, "batch_size": 2}
-    pipeline.calibrate(RunDirectory(tmp_path / "one"), session, **options)
+    steps.calibrate(RunDirectory(tmp_path / "one"), session, **options)
     original, calls = module.collect_trace, []
 
     def hungry(*arguments, batch_size, **rest):
@@ -278,7 +279,7 @@ def test_a_calibration_goes_on_with_half_the_batch(tmp_path, monkeypatch, capsys
         return original(*arguments, batch_size=batch_size, **rest)
 
     monkeypatch.setattr(module, "collect_trace", hungry)
-    pipeline.calibrate(RunDirectory(tmp_path / "two"), session, **options)
+    steps.calibrate(RunDirectory(tmp_path / "two"), session, **options)
     assert calls == [2, 2, 1]
     one, two = (RunDirectory(tmp_path / name).read_trace() for name in ("one", "two"))
     np.testing.assert_array_equal(one.tokens, two.tokens)

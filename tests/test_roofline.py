@@ -27,6 +27,7 @@ from treeopt.latency.roofline import (
 )
 from treeopt.pipeline import profile_analytical
 from treeopt.pipeline.export import export
+from treeopt.records.options import ProfileOptions, Source
 from treeopt.records.rundir import RunDirectory
 from treeopt.trees.tree import FIXED, Cost
 
@@ -275,7 +276,7 @@ def test_missing_configs_unknown_devices_and_other_dtypes_are_refused(tmp_path):
             device_of(text)
     assert device_of("h200-sxm") == DEVICES["H200-SXM"]
     with pytest.raises(Unsupported, match="bfloat16 and float16, not in float32"):
-        profile_analytical(RunDirectory(tmp_path / "run"), "L4", "llama-7b", batch_sizes=(1,), dtype="float32")
+        profile_analytical(RunDirectory(tmp_path / "run"), "L4", Source("llama-7b", dtype="float32"), ProfileOptions())
 
 
 @pytest.mark.parametrize(

@@ -2,24 +2,39 @@
 
 import pytest
 
-from treeopt.records.rules import OPTIONS, RULES, option_of
+from treeopt.errors import InvalidInput
+from treeopt.records.options import Source
+from treeopt.records.rules import PARAMETERS, RULES, Rule, option_of
 from treeopt.runtime.session import open_rule
 
 
 @pytest.mark.parametrize("name", ["greedy", "sample", "typical"])
 def test_the_options_of_a_record_ask_for_the_same_rule(name):
-    options = {
-        "greedy": {},
-        "sample": {"temperature": 0.6, "top_p": 0.9, "top_k": 8, "seed": 3},
-        "typical": {"temperature": 0.6, "epsilon": 0.16},
+    parameters = {
+        "greedy": "",
+        "sample": ":temperature=0.6,top_p=0.9,top_k=8",
+        "typical": ":temperature=0.6,epsilon=0.16",
     }
-    record = open_rule({"acceptance": name, **options[name]}).record
+    record = open_rule(Source(rule=f"{name}{parameters[name]}", seed=3)).record
     words = option_of(record).split()
-    asked = {words[i][2:].replace("-", "_"): words[i + 1] for i in range(0, len(words), 2)}
-    assert asked.pop("acceptance") == name
-    typed = {key: int(value) if key in ("top_k", "seed") else float(value) for key, value in asked.items()}
-    assert open_rule({"acceptance": name, **typed}).record == record
+    options = dict(zip(words[::2], words[1::2], strict=True))
+    assert open_rule(Source(rule=options["--rule"], seed=int(options.get("--seed", 0)))).record == record
 
 
-def test_every_rule_has_options():
-    assert RULES.keys() == OPTIONS.keys()
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("magic", "greedy, sample, reject, typical"),
+        ("greedy:temperature=1", "no parameters"),
+        ("sample:epsilon=1", "temperature, top_p, top_k, but got epsilon"),
+        ("sample:0.7", "must be like sample:temperature=0.7"),
+        ("sample:temperature=hot", "temperature is 'hot'"),
+    ],
+)
+def test_a_rule_that_is_none_is_refused(text, message):
+    with pytest.raises(InvalidInput, match=message):
+        Rule.parse(text)
+
+
+def test_every_rule_has_parameters():
+    assert RULES.keys() == PARAMETERS.keys()

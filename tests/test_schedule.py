@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from tests.helpers.engine_rows import READERS
 from tests.helpers.runs import at_speed, some_bench
+from tests.helpers.steps import request_of
 from treeopt.cli import cli
-from treeopt.engines.plans import ExportOptions
 from treeopt.errors import InvalidInput
 from treeopt.growth.rates import Rates
 from treeopt.pipeline.export import export_to
-from treeopt.pipeline.search import request_of
 from treeopt.planning.planner import plan_trees, schedule_of
 from treeopt.planning.request import PlanRequest
 from treeopt.planning.select import Selection
 from treeopt.planning.table import Candidate, Table
 from treeopt.records.calibration import Calibration
+from treeopt.records.exchange import ExportOptions
 from treeopt.records.plan import Plan, PlanEntry, PlannedEngine
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.report.plan_table import certainty, mixture, schedule, trees_table, written_for

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.helpers.runs import long_trace, some_bench, some_profile
-from treeopt.pipeline import search
+from tests.helpers.steps import search
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import inputs_of
 from treeopt.records.origins import Provenance

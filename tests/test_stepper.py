@@ -11,7 +11,7 @@ import pytest
 from transformers import GenerationConfig
 
 import treeopt as api
-from treeopt import pipeline
+from tests.helpers import steps
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.replay import accepted_lengths, record_for, replay_lengths
 from treeopt.latency.rounds import PLAIN_VISITS, time_rounds
@@ -344,9 +344,9 @@ def fake(monkeypatch):
 def test_an_engines_profile_is_planned_on(run, fake, capsys):
     session = api.open(run=run)
     asked = {"engine": "fake", "batch_sizes": (1, 2), "budget": 12}
-    pipeline.profile(run, session, **asked, time_limit_s=0.0)
+    steps.profile(run, session, **asked, time_limit_s=0.0)
     assert "trees at batch size 1 would take about" in capsys.readouterr().err
-    found = pipeline.profile(run, session, **asked, time_limit_s=1e6)
+    found = steps.profile(run, session, **asked, time_limit_s=1e6)
     assert found.runtime == {"name": "fake", "version": "1"}
     assert found.batch_sizes == [1, 2]
     assert {p.topk for p in found.points if p.batch_size == 1} == {None, 2, 4, 8}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import treeopt as api
-from treeopt import pipeline
+from tests.helpers import steps
 from treeopt.errors import InvalidInput
 from treeopt.growth.source import source_of
 from treeopt.latency.costs import StepCosts
@@ -171,7 +171,7 @@ def test_speedups_are_over_the_engine_as_it_comes(run, monkeypatch, scale, pays)
     engine.as_it_comes.rng = engine.rng
     monkeypatch.setattr("treeopt.runtime.engines.open_stepper", lambda *parts: engine)
     asked = {"engine": "fake", "batch_sizes": (1,), "budget": 12, "time_limit_s": 1e6, "precision": 0.5}
-    profile = pipeline.profile(run, api.open(run=run), **asked, overwrite=True)
+    profile = steps.profile(run, api.open(run=run), **asked, overwrite=True)
     assert LatencyProfile.load(run.profile).as_it_comes == profile.as_it_comes != []
     entry = api.search(run=run, engine="openvino", budget=12, batch_sizes=[1])[1]
     assert [row[3] for row in profile_table(profile).rows][:2] == ["plain", "plain, default"]

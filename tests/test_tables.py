@@ -16,7 +16,6 @@ from rich.console import Console
 
 from tests.helpers.runs import long_trace, some_bench, some_profile
 from treeopt.cli import cli
-from treeopt.cli.declared import GROUPS
 from treeopt.engines.registry import ENGINES
 from treeopt.growth.score import score_tree
 from treeopt.planning.planner import plan_trees
@@ -126,8 +125,8 @@ def test_every_table_fits(name, width):
     check(rendered(table, width), width, *words)
 
 
-def helped(*words: str, width: int = 80) -> str:
-    found = CliRunner().invoke(cli, [*words, "--help"], terminal_width=width, env={"COLUMNS": str(width)})
+def helped(*words: str, width: int = 80, last: str = "--help") -> str:
+    found = CliRunner().invoke(cli, [*words, last], terminal_width=width, env={"COLUMNS": str(width)})
     assert found.exit_code == 0, found.output
     return found.output
 
@@ -139,27 +138,14 @@ def test_the_list_of_commands_has_whole_sentences():
 
 
 @pytest.mark.parametrize("name", cli.commands)
-def test_options_are_in_groups(name):
-    command, said = cli.commands[name], helped(name)
-    said = said[re.search(r"^[A-Z][A-Za-z ]*:$", said, re.M).start() :]  # from the first heading on
-    for option in (p for p in command.params if isinstance(p, click.Option) and not p.hidden):
-        assert len(re.findall(rf"^  (?:-\w, )?{option.opts[-1]}(?![\w-])", said, re.M)) == 1, option.opts
-    headings = [line[:-1] for line in said.splitlines() if re.fullmatch(r"[A-Z][^:]*:", line)]
-    assert set(headings) <= {"Options", *GROUPS}
-    longest = max((part.count("\n  -") for part in said.split("\n\n")), default=0)
-    assert longest <= 12
-
-
-@pytest.mark.parametrize(
-    ("name", "usual"),
-    [
-        ("calibrate", ["--model", "--drafter", "--prompts", "--num-prompts"]),
-        ("profile", ["--model", "--drafter", "--prompts", "--batch-size"]),
-    ],
-)
-def test_the_usual_options_come_first(name, usual):
-    first = helped(name).partition("\nUsual:\n")[2].partition("\n\n")[0]
-    assert re.findall(r"^  (--[\w-]+)", first, re.M) == usual
+def test_help_fits_a_screen_and_help_all_has_every_option(name):
+    """A screen has 50 lines of 80 columns; --help shows 15 options at most."""
+    short = helped(name)
+    assert len(short.splitlines()) <= 50
+    assert len(re.findall(r"^  -", short, re.M)) <= 15
+    whole = helped(name, last="--help-all") if "--help-all" in short else short
+    for option in (p for p in cli.commands[name].params if isinstance(p, click.Option)):
+        assert len(re.findall(rf"^  (?:-\w, )?{option.opts[-1]}(?![\w-])", whole, re.M)) >= 1, option.opts
 
 
 COMPLETED = [
@@ -175,8 +161,3 @@ def test_the_shell_completes_options_choices_and_files(words, begun, expected):
     shell = ShellComplete(cli, {}, "treeopt", "_TREEOPT_COMPLETE")
     found = shell.get_completions(words.split(), begun)
     assert {one.value if one.type == "plain" else one.type for one in found} == expected
-
-
-def test_groups_name_options_that_there_are():
-    names = {p.name for c in cli.commands.values() for p in c.get_params(click.Context(c))}
-    assert {name for group in GROUPS.values() for name in group} <= names

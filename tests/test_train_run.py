@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from treeopt import demo
-from treeopt.cli.steps import NOT_FOR_TRAIN
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.rules import Greedy
@@ -371,7 +370,7 @@ def test_heads_of_ones_own_model_learn_from_given_answers(tmp_path):
     (tmp_path / "said.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = ["--model", demo.MODEL, "--prompts", tmp_path / "said.jsonl", "--responses", "answer"]
     out = tmp_path / "made"
-    assert "--temperature says how" in treeopt("train", *options, "--temperature", 1, "-o", out, code=1)
+    assert "--rule says how" in treeopt("train", *options, "--rule", "sample", "-o", out, code=1)
     done = json.loads(treeopt("train", *options, "--steps", 1, "--heads", 1, "-o", out, "--json"))
     assert done["texts"]["learned"] + done["texts"]["held_out"] == 6
     assert done["texts"]["own_answers"] is False
@@ -393,7 +392,7 @@ def test_training_prompts_are_none_of_calibrations():
     ("options", "said"),
     [
         (["--drafter", "heads"], "No such option"),
-        (["--epsilon", "0.1"], "No such option"),
+        (["--drafter", "medusa"], "No such option"),
         (["--kind", "eagle"], "is not one of"),
         (["--heads", "0"], "must be at least 1, but got 0"),
         (
@@ -406,12 +405,10 @@ def test_the_command_refuses_what_makes_no_sense(options, said, tmp_path):
     assert said in treeopt("train", "-o", tmp_path / "x", *options, code=1 if "below" in said else 2)
 
 
-def test_train_has_the_options_of_calibrate_that_it_heeds():
-    has, others = (set(re.findall("--[a-z-]+", treeopt(name, "--help"))) for name in ("train", "calibrate"))
-    refused = {"--" + name.replace("_", "-") for name in NOT_FOR_TRAIN}
-    assert {"--acceptance", "--model", "--kind"} <= has - refused
-    assert not refused & has
-    assert refused <= others
+def test_train_has_no_options_of_a_drafter():
+    flags = set(re.findall("--[a-z-]+", treeopt("train", "--help-all")))
+    assert {"--rule", "--model", "--kind"} <= flags
+    assert flags.isdisjoint({"--drafter", "--draft-depth", "--engine-python", "--group-by"})
 
 
 def test_an_interrupted_command_says_where_it_goes_on(tmp_path, monkeypatch):

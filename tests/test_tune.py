@@ -20,10 +20,11 @@ from click.testing import CliRunner
 from treeopt.cli import cli
 from treeopt.errors import TreeoptError
 from treeopt.pipeline.tune import _ask_on, tune
+from treeopt.records.exchange import Watching
 from treeopt.report.server_table import first_line_of
 from treeopt.serving import watch
 from treeopt.serving.client import KEY, Server
-from treeopt.serving.watch import Recording, Watching
+from treeopt.serving.watch import Recording
 
 from .helpers.lying_server import COUNTS, STREAMS, TRANSPORT, Engine, Liar, lying, page, slowly
 

@@ -6,12 +6,12 @@ import pytest
 
 from tests.helpers.runs import at_speed, long_trace, make_run, shown, some_bench, some_plan, some_profile
 from treeopt import pipeline
-from treeopt.engines.plans import ExportOptions
 from treeopt.errors import InvalidInput
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.estimate import Estimate
+from treeopt.records.exchange import ExportOptions
 from treeopt.records.figure import Figure
 from treeopt.records.inputs import inputs_of
 from treeopt.records.profile import LatencyProfile

@@ -17,6 +17,7 @@ import pytest
 
 from treeopt import pipeline
 from treeopt.errors import InvalidInput, TreeoptError
+from treeopt.records.options import Workers
 from treeopt.runtime import cluster as workers
 from treeopt.runtime.cluster import Cluster, attempt, check_address
 
@@ -64,18 +65,18 @@ def undisturbed(tmp_path_factory) -> bytes:
 
 
 def test_workers_write_the_bytes_of_a_single_process(tmp_path, here, undisturbed):
-    treeopt(*CALIBRATE, "--run", tmp_path / "run", "--engine", "ray", "--workers", 2)
+    treeopt(*CALIBRATE, "--run", tmp_path / "run", "--workers", 2)
     assert (tmp_path / "run" / "trace.npz").read_bytes() == undisturbed
     assert sorted(file.name for file in (tmp_path / "run").iterdir()) == [".lock", "calibration.json", "trace.npz"]
 
 
-@pytest.mark.parametrize("again", [(), ("--engine", "ray")])
+@pytest.mark.parametrize("again", [(), ("--workers", 1)])
 def test_blocks_that_workers_left_continue_with_and_without_them(tmp_path, here, undisturbed, monkeypatch, again):
     """Blocks are finished in any order: one behind a gap is used too."""
     run = ("--run", tmp_path / "run")
     with monkeypatch.context() as patch:
         patch.setattr(Here, "stops_after", 1)
-        treeopt(*CALIBRATE, *run, "--engine", "ray", "--workers", 2, code=130)
+        treeopt(*CALIBRATE, *run, "--workers", 2, code=130)
     done = [int(file.name[:6]) for file in (tmp_path / "run" / "calibrate.partial").glob("*.npz")]
     assert done not in ([], [0])
     treeopt(*CALIBRATE, *run, *again)
@@ -84,20 +85,20 @@ def test_blocks_that_workers_left_continue_with_and_without_them(tmp_path, here,
 
 def test_heads_learn_from_the_same_answers(tmp_path, here):
     """The answers of workers are the journal of the command alone, which asks for none of them again."""
-    treeopt(*TRAIN, "-o", tmp_path / "a", "--engine", "ray", "--workers", 2)
+    treeopt(*TRAIN, "-o", tmp_path / "a", "--workers", 2)
     treeopt(*TRAIN, "-o", tmp_path / "b")
     (a,), (b,) = ((tmp_path / name / "training").glob("answers-*") for name in "ab")
     assert {file.name: file.read_bytes() for file in a.iterdir()} == {f.name: f.read_bytes() for f in b.iterdir()}
-    assert "leave one out" in treeopt(*TRAIN, "-o", tmp_path / "c", "--engine", "ray", "--responses", "answer", code=1)
+    assert "leave one out" in treeopt(*TRAIN, "-o", tmp_path / "c", "--workers", 1, "--responses", "answer", code=1)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--workers", 2], "--workers says how --engine ray works"),
-        (["--engine", "ray", "--gpus-per-worker", 1.5], "a share of one or a whole number"),
-        (["--engine", "ray", "--address", "127.0.0.1:1"], "nothing answers at 127.0.0.1:1: "),
-        (["--engine", "ray", "--address", "ray://head:10001"], "HOST:PORT of a cluster's head"),
+        (["--address", "auto"], "--address says how --workers work"),
+        (["--workers", 1, "--gpus-per-worker", 1.5], "a share of one or a whole number"),
+        (["--workers", 1, "--address", "127.0.0.1:1"], "nothing answers at 127.0.0.1:1: "),
+        (["--workers", 1, "--address", "ray://head:10001"], "HOST:PORT of a cluster's head"),
     ],
 )
 def test_wrong_options_are_told_in_words(tmp_path, options, said):
@@ -106,16 +107,16 @@ def test_wrong_options_are_told_in_words(tmp_path, options, said):
 
 def test_without_ray_the_one_command_that_gets_it_is_told(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    said = treeopt("calibrate", "--run", tmp_path / "run", "--engine", "ray", code=1)
+    said = treeopt("calibrate", "--run", tmp_path / "run", "--workers", 1, code=1)
     assert "pip install 'treeopt[ray]'" in said
 
 
 def test_a_session_that_is_loaded_here_and_rules_of_one_process_are_refused(here, tmp_path):
-    with pytest.raises(InvalidInput, match=r"at least 1, .* but got 0"), pipeline.cluster_of("ray", workers=0):
+    with pytest.raises(InvalidInput, match=r"at least 1, but got 0"), pipeline.cluster_of(Workers(workers=0)):
         pass
-    with pytest.raises(InvalidInput, match="pass its name"), pipeline.cluster_of("ray") as cluster:
-        pipeline.session_of(None, object(), {}, cluster=cluster)
-    options = ("--engine", "ray", "--acceptance", "typical", "--run", tmp_path / "run")
+    with pytest.raises(InvalidInput, match="pass its name"), pipeline.cluster_of(Workers(workers=1)) as cluster:
+        pipeline.session_of(None, object(), cluster=cluster)
+    options = ("--workers", 1, "--rule", "typical", "--run", tmp_path / "run")
     assert "leave --engine out" in treeopt("calibrate", *options, code=1)
 
 
@@ -196,7 +197,7 @@ def test_the_bytes_are_the_same_where_a_worker_is_killed(tmp_path, undisturbed):
     """On a cluster of this machine, made for the command: two workers, of which one is killed over its block."""
     import psutil
 
-    command = [sys.executable, "-m", "treeopt.cli", *CALIBRATE, "--run", "run", "--engine", "ray", "--workers", "2"]
+    command = [sys.executable, "-m", "treeopt.cli", *CALIBRATE, "--run", "run", "--workers", "2"]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
         journal, killed = tmp_path / "run" / "calibrate.partial", []

@@ -3,13 +3,14 @@
     trace = treeopt.calibrate("MODEL", drafter="HEADS", prompts="prompts.jsonl")
     profile = treeopt.profile("MODEL", drafter="HEADS", batch_sizes=[1, 4, 8])
     plan = treeopt.search(trace, profile, budget=64)
+    print(plan)
     plan[4].tree.medusa_choices
     plan.plot("throughput")
     plan.export("tensorrt-llm", "out/")
     treeopt.bench(plan)
 
-Every parameter is an option of the command of that name, which is made of the function. A model's options, those of
-`treeopt.open`, go with every function that loads one; to load it once, open it and pass what you got:
+A function takes what most people pass, and the rest as one of `treeopt.records.options`, whose fields are the options of the
+command of that name. A model is loaded by each function that needs one; to load it once, open it and pass what you got:
 
     session = treeopt.open("MODEL", drafter="HEADS", prompts="prompts.jsonl")
     trace = treeopt.calibrate(session)
@@ -21,36 +22,54 @@ there. Results show themselves in a notebook. Importing treeopt is quick; a func
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from treeopt.errors import InvalidInput, OutOfRange, TreeoptError, Unsupported
-from treeopt.files.parameters import Count, Natural, Positive, Range, declared, parameters_of
+from treeopt.files.options import with_given
 from treeopt.records import display
-from treeopt.runtime.settings import ModelOptions
+from treeopt.records.exchange import ExportOptions, TableOptions, Watching
+from treeopt.records.options import (
+    BenchOptions,
+    CalibrateOptions,
+    CompareOptions,
+    Model,
+    ProfileOptions,
+    Prompts,
+    SearchOptions,
+    Server,
+    TrainOptions,
+    TreeLimits,
+    Workers,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from typing_extensions import Unpack
-
-    from treeopt.arms.arm import Arms
+    from treeopt.arms.arm import Arms as Arms
     from treeopt.arms.gate import Gate as Gate
+    from treeopt.arms.tuned import TunedArms
     from treeopt.growth.score import Score as Score
+    from treeopt.pipeline.train import Training
     from treeopt.planning.compared import Compared as Compared
     from treeopt.planning.compared import Comparison
     from treeopt.planning.compared import DraftersCompared as DraftersCompared
     from treeopt.planning.compared import GroupsCompared as GroupsCompared
     from treeopt.records.benchmark import Benchmark as Benchmark
     from treeopt.records.calibration import Calibration as Calibration
+    from treeopt.records.display import Exported
     from treeopt.records.inputs import Result
     from treeopt.records.plan import Plan as Plan
     from treeopt.records.probe import Probe as Probe
     from treeopt.records.profile import LatencyProfile as LatencyProfile
     from treeopt.records.requestlog import RequestLog as RequestLog
+    from treeopt.records.rules import Rule as Rule
     from treeopt.records.rundir import RunDirectory as RunDirectory
     from treeopt.records.trace import RankTrace as RankTrace
     from treeopt.runtime.session import Session as Session
+    from treeopt.runtime.training.recipe import Recipe as Recipe
+    from treeopt.serving.watch import Tuned
     from treeopt.trees.tree import Tree as Tree
 
 __version__ = "0.1.0"
@@ -61,145 +80,139 @@ TYPES = {
     "LatencyProfile": "records.profile", "Plan": "records.plan", "Benchmark": "records.benchmark",
     "RequestLog": "records.requestlog", "RunDirectory": "records.rundir", "Score": "growth.score", "Compared": "planning.compared",
     "GroupsCompared": "planning.compared", "DraftersCompared": "planning.compared", "Session": "runtime.session",
-    "Tree": "trees.tree", "Gate": "arms.gate",
+    "Tree": "trees.tree", "Gate": "arms.gate", "Arms": "arms.arm", "Rule": "records.rules", "Recipe": "runtime.training.recipe",
 }  # fmt: skip
-FUNCTIONS = ("open", "calibrate", "profile", "search", "bench", "compare", "score", "load")
-__all__ = [*FUNCTIONS, *TYPES, "InvalidInput", "OutOfRange", "TreeoptError", "Unsupported"]
+FUNCTIONS = (
+    "open", "calibrate", "requests", "profile", "search", "bench", "tune", "compare", "score", "train", "export", "load",
+)  # fmt: skip
+OPTIONS = (
+    "Model", "Prompts", "CalibrateOptions", "Workers", "ProfileOptions", "SearchOptions", "TreeLimits", "BenchOptions", "Server",
+    "TableOptions", "Watching", "TrainOptions", "ExportOptions",
+)  # fmt: skip
+__all__ = [*FUNCTIONS, *TYPES, *OPTIONS, "InvalidInput", "OutOfRange", "TreeoptError", "Unsupported"]
 
 
-@declared
 def open(
-    model: str | Path | None = None, *, run: str | Path | RunDirectory = RUN, **options: Unpack[ModelOptions]
+    model: str | Path | Model | None = None,
+    *,
+    drafter: str | Path | None = None,
+    prompts: str | Path | Prompts | None = None,
+    rule: str | Rule | None = None,
+    run: str | Path | RunDirectory = RUN,
 ) -> Session:
     """Load a model with its drafter and prompts, once for several steps.
 
-    options : see `treeopt.runtime.settings.ModelOptions`
+    model   : folder, GGUF file or hub id of the target, or a `Model`; by default the run's, or the demo
+    drafter : folder, file or hub id of heads or of a draft model, or a name (treeopt list drafters)
+    prompts : file, folder or datasets id, or `Prompts`
+    rule    : how guesses are accepted, "sample:temperature=0.7" or a `Rule`; by default greedy
+    run     : options that are not given are those that this run directory was calibrated with
 
     Raises InvalidInput where they do not belong together.
     """
     from treeopt import pipeline
     from treeopt.records.rundir import RunDirectory
 
-    return pipeline.session_of(RunDirectory.of(run), model, options)
+    source = pipeline.source_of(model, drafter, prompts, rule)
+    return pipeline.session_of(RunDirectory.of(run), source)
 
 
-open.__doc__ = f"{open.__doc__}\n    {ModelOptions.__doc__}"
-
-
-@declared
 def calibrate(
-    model: str | Path | Session | None = None,
+    model: str | Path | Model | Session | None = None,
     *,
+    drafter: str | Path | None = None,
+    prompts: str | Path | Prompts | None = None,
+    rule: str | Rule | None = None,
+    num_prompts: int | None = None,
+    max_new_tokens: int | None = None,
     run: str | Path | RunDirectory = RUN,
-    num_prompts: Count = 128,
-    max_new_tokens: Count = 128,
-    batch_size: Count = 16,
-    ranks: Annotated[int, Range(1, 10_000)] = 32,
-    topks: Sequence[Annotated[int, Range(1, 10)]] = (2, 4, 8),
-    shard: str | None = None,
-    overwrite: bool = False,
-    engine: Literal["ray"] | None = None,
-    workers: Count | None = None,
-    gpus_per_worker: Annotated[float, Range(0)] | None = None,
-    address: str | None = None,
-    from_logs: str | Path | None = None,
-    tokenizer: str | Path | None = None,
-    **options: Unpack[ModelOptions],
-) -> RankTrace | Probe | RequestLog:
+    options: CalibrateOptions | None = None,
+) -> RankTrace | Probe:
     """Measure at which rank the drafter has the token that really comes: the trace, kept in the run directory.
 
-    Under typical acceptance it is a probe, which is decoded with a tree. With ``from_logs`` it is what was asked and answered.
+    Under typical acceptance it is a probe, which is decoded with a tree.
 
-    num_prompts     : prompts to answer; a quarter of them all is held out for bench at least
-    max_new_tokens  : longest answer
-    batch_size      : sequences decoded at once
-    ranks           : ranks to tell apart
-    topks           : nodes that dynamic trees expand on each level, to be recorded: numbers from 1 to 10
-    shard           : measure every 8th block of prompts only, from the 2nd on: 2/8; treeopt merge joins the shards
-    overwrite       : replace another measurement of the run, which is kept otherwise
-    engine          : have workers of a Ray cluster answer
-    workers         : workers, each with the model; by default 1
-    gpus_per_worker : GPUs of each worker; by default 0
-    address         : HOST:PORT of a running cluster, or auto; by default one on this machine
-    from_logs       : file of requests that were answered, for drafters that copy text; no model is run
-    tokenizer       : folder with the model's tokenizer.json, for logs that have texts
-    options         : those of `open`, on top of those that the run was calibrated with
+    num_prompts    : prompts to answer, by default 128; a quarter of them all is held out for bench at least
+    max_new_tokens : longest answer, by default 128
+    options        : others. The other parameters are those of `open`
     """
-    asked = {**locals(), **options}
-    from dataclasses import replace
-
     from treeopt import pipeline
-    from treeopt.records.merging import WHOLE, Shard
-    from treeopt.records.pools import USUAL
     from treeopt.records.rundir import RunDirectory
 
-    run, on = RunDirectory.of(run), {"workers": workers, "gpus_per_worker": gpus_per_worker, "address": address}
-    if from_logs is not None or tokenizer is not None:
-        return pipeline.calibrate_from_logs(run, asked, parameters_of(calibrate))
-    with run.writing(), pipeline.cluster_of(engine, **on) as cluster:
-        session = pipeline.session_of(run, model, options, cluster=cluster, overwrite=overwrite)
-        session = replace(session, shard=Shard.of(shard) if shard else WHOLE)
-        counts = replace(USUAL, top_k=ranks, topks=tuple(sorted(set(topks))))
-        limits = {"num_prompts": num_prompts, "max_new_tokens": max_new_tokens, "batch_size": batch_size}
-        pipeline.calibrate(run, session, counts=counts, overwrite=overwrite, **limits)
-        return run.read_probe() if run.probe.exists() else run.read_trace()
+    run = RunDirectory.of(run)
+    wanted = with_given(options or CalibrateOptions(), num_prompts=num_prompts, max_new_tokens=max_new_tokens)
+    return pipeline.calibrate_run(run, pipeline.source_of(model, drafter, prompts, rule), wanted)
 
 
-@declared
-def profile(
-    model: str | Path | Session | None = None,
+def requests(
+    log: str | Path,
     *,
+    tokenizer: str | Path | None = None,
+    columns: Prompts | None = None,
     run: str | Path | RunDirectory = RUN,
-    batch_sizes: Sequence[Count] = (1,),
-    contexts: Sequence[Count] = (),
-    sizes: Sequence[Count] | None = None,
-    budget: Count = 64,
-    precision: Annotated[float, Range(0, above=True, percent=True)] = 0.02,
-    time_limit_s: Positive = 60,
-    calibration: str | None = None,
-    compiled: bool = False,
-    engine: str | None = None,
     overwrite: bool = False,
-    **options: Unpack[ModelOptions],
+) -> RequestLog:
+    """Read what a server was asked and answered, for drafters that copy text: token ids, kept in the run directory.
+
+    log       : file of requests that were answered; no model is run
+    tokenizer : folder with the model's tokenizer.json, for logs that have texts
+    columns   : the log's column, responses and group_by, where their names are not known ones
+    overwrite : replace another measurement of the run, which is kept otherwise
+    """
+    from treeopt import pipeline
+    from treeopt.records.rundir import RunDirectory
+
+    run = RunDirectory.of(run)
+    return pipeline.calibrate_from_logs(run, log, tokenizer, columns or Prompts(), overwrite=overwrite)
+
+
+def profile(
+    model: str | Path | Model | Session | None = None,
+    *,
+    drafter: str | Path | None = None,
+    batch_sizes: Sequence[int] | None = None,
+    contexts: Sequence[int] | None = None,
+    time_limit_s: float | None = None,
+    engine: str | None = None,
+    run: str | Path | RunDirectory = RUN,
+    options: ProfileOptions | None = None,
 ) -> LatencyProfile:
     """Time real decoding steps with trees of chosen sizes and depths, and plain ones; kept in the run directory.
 
     Batch sizes and contexts are added to what the run's profile knows of the same model.
 
-    batch_sizes  : sequences decoded at once: 1,4,8
-    contexts     : hold rows at these lengths: 512,4096; by default the prompts'
-    sizes        : time exactly these tree sizes, root included; by default sizes at the edges of tiles
-    budget       : largest tree size to time, root included
-    precision    : wanted margin of error of every latency: half of its 95 % interval
-    time_limit_s : seconds in all, for all batch sizes and contexts
-    calibration  : calibration that timed trees are grown on: a file or a name; by default the run's
-    compiled     : compile the target (on CUDA with CUDA graphs)
-    engine       : time another runtime's own steps, with chains and dynamic trees: openvino, openvino-int8, either with -default;
-                   vllm
-    overwrite    : replace a profile of another model, machine or runtime, which is kept otherwise
-    options      : those of `open`, on top of those that the run was calibrated with
+    batch_sizes  : sequences decoded at once, by default 1
+    contexts     : hold rows at these lengths [tokens]; by default the prompts'
+    time_limit_s : seconds in all, by default 60
+    engine       : time another runtime's own steps: openvino, openvino-int8, either with -default; vllm
+    options      : others. The other parameters are those of `open`
     """
-    asked = dict(locals())
     from treeopt import pipeline
+    from treeopt.records.rundir import RunDirectory
 
-    return pipeline.with_session(pipeline.profile, **asked)
+    run = RunDirectory.of(run)
+    wanted = with_given(
+        options or ProfileOptions(),
+        batch_sizes=batch_sizes,
+        contexts=contexts,
+        time_limit_s=time_limit_s,
+        engine=engine,
+    )
+    with run.writing():
+        session = pipeline.session_of_run(run, pipeline.source_of(model, drafter), wanted.engine)
+        return pipeline.profile(run, session, wanted)
 
 
-@declared
 def search(
     calibration: RankTrace | Calibration | Probe | str | Path | None = None,
     profile: LatencyProfile | str | Path | None = None,
     *,
-    run: str | Path | RunDirectory | None = None,
-    budget: Count = 64,
-    batch_sizes: Sequence[Count] | Mapping[int, float] | None = None,
-    context: Count | None = None,
+    budget: int | None = None,
+    batch_sizes: Sequence[int] | Mapping[int, float] | None = None,
+    context: int | None = None,
     engine: str | None = None,
-    method: str | None = None,
-    shape: str | None = None,
-    max_rank: Natural | None = None,
-    max_depth: Count | None = None,
-    measured_only: bool = False,
+    run: str | Path | RunDirectory | None = None,
+    limits: TreeLimits | None = None,
 ) -> Plan:
     """Choose the tree with the best throughput for each batch size, or for all with their shares: {1: 0.7, 8: 0.3}.
 
@@ -209,93 +222,81 @@ def search(
 
     calibration : a trace, a calibration, or the name of a shipped one (treeopt list); by default the run's
     profile     : a profile, or the name of a shipped one; by default the run's
-    run         : the run directory, which gets the plan; not read or written where a calibration is passed without it
-    budget      : most rows verified per sequence and step, root included
-    batch_sizes : sequences decoded at once: 1,4,8. With shares, 1:0.5,4:0.3,8:0.2, one tree for all: a share is of the time
-                  that the server decodes so many at once, not of requests or tokens; by default the profile's
+    budget      : most rows verified per sequence and step, root included; by default 64
+    batch_sizes : sequences decoded at once. With shares, one tree for all: a share is of the time that the server decodes so
+                  many at once, not of requests or tokens; by default the profile's
     context     : tokens that a sequence has; by default as in the trace
     engine      : plan what this engine can take (treeopt list engines)
-    method      : one of the engine's ways to speculate; by default the drafter's
-    shape       : shape of trees: sibling-closed or chain; by default what the engine takes
-    max_rank    : largest rank of a node; by default 9, or the engine's
-    max_depth   : deepest node; by default the number of heads
-    measured_only : choose among sizes that were timed, without estimates between
+    run         : the run directory, which gets the plan; not read or written where a calibration is passed without it
+    limits      : what trees may be chosen among
     """
-    asked = dict(locals())
     from treeopt import pipeline
 
-    return pipeline.search_in_memory(**asked, default=RUN)
+    wanted = with_given(SearchOptions(), budget=budget, batch_sizes=batch_sizes, context=context, engine=engine)
+    return pipeline.search_in_memory(
+        calibration, profile, run=run, default=RUN, options=wanted, limits=limits or TreeLimits()
+    )
 
 
-@declared
 def bench(
     plan: Plan | None = None,
-    model: str | Path | Session | None = None,
+    model: str | Path | Model | Session | None = None,
     *,
+    prompts: str | Path | Prompts | None = None,
+    batch_size: int | None = None,
+    num_prompts: int | None = None,
+    engine: str | Server | None = None,
     run: str | Path | RunDirectory = RUN,
-    batch_size: Count | None = None,
-    num_prompts: Count | None = None,
-    max_new_tokens: Count | None = None,
-    rounds: Count | None = None,
-    engine: str | None = None,
-    trees: Sequence[str | Path] = (),
-    launch: str | None = None,
-    lengths: Sequence[Natural] = (),
-    clients: Sequence[Count] = (1,),
-    time_limit_s: Positive | None = None,
-    present: str | None = None,
-    within_s: Positive = 900,
-    **options: Unpack[ModelOptions],
+    options: BenchOptions | None = None,
 ) -> Benchmark | Arms:
     """Decode held-out prompts for real, with the chosen tree, plain decoding and others; kept in the run directory.
 
     A run of a log is proved by an engine: it decodes requests of the log plainly, as planned and as usual, each up to its limit.
-    With ``lengths`` no plan is needed: the result is what a server reaches with each.
+    With a `Server` that has lengths no plan is needed: the result is what the server reaches with each.
 
-    plan           : becomes the run's; by default it is the run's
-    batch_size     : which of the plan's; by default its first
-    num_prompts    : held-out prompts; by default 64, or 10 a row
-    max_new_tokens : longest answer; by default as calibrated
-    rounds         : times that every contender decodes every prompt; by default 1, or 3 launches
-    engine         : have another runtime decode: transformers, openvino, openvino-int8, either with -default; with ``launch``
-                     whose server it is: vllm, llama-cpp, with ``lengths`` also sglang; by default the command says it
-    trees          : add a tree: a file, or the name of a published one
-    launch         : have servers answer that this command starts, with {options} and {port} filled in; at all of the plan's
-                     batch sizes, of which the first is returned. With ``lengths`` it is your own command with {port}
-    lengths        : launch each number of guesses per step, 0 for none, and repeat the launches that are worth it: 0,2,4,8
-    clients        : with ``lengths``, how many prompts are answered at once: 1,4,16
-    time_limit_s   : with ``lengths``, seconds of all launches together
-    present        : with ``launch``, the options of speculation that you serve with now, in place of {options}
-    within_s       : with ``launch``, seconds that a server may take to be healthy
-    options        : those of `open`, on top of those that the run was calibrated with
+    plan        : becomes the run's; by default it is the run's
+    batch_size  : which of the plan's; by default its first
+    num_prompts : held-out prompts; by default 64, or 10 a row
+    engine      : have another runtime decode: transformers, openvino, openvino-int8, either with -default, vllm; or a `Server`
+                  that is launched, at all of the plan's batch sizes, of which the first is returned
+    options     : others. The other parameters are those of `open`
     """
-    asked = dict(locals())
     from treeopt import pipeline
     from treeopt.records.rundir import RunDirectory
 
-    directory = RunDirectory.of(run)
+    run = RunDirectory.of(run)
+    wanted = with_given(options or BenchOptions(), batch_size=batch_size, num_prompts=num_prompts)
     if plan is not None:
-        with directory.writing():
-            plan.save(directory.plan)
-    if launch is not None:
-        with directory.writing():
-            return (pipeline.bench_lengths if lengths else pipeline.bench_plan)(directory, asked, options)
-    if lengths:
-        raise InvalidInput("`lengths` are those of a server that `launch` starts: pass its command.")
-    for name in ("plan", "launch", "lengths", "clients", "time_limit_s", "present", "within_s"):
-        del asked[name]
-    return pipeline.with_session(pipeline.bench, **{**asked, "run": directory})
+        with run.writing():
+            plan.save(run.plan)
+    server = engine if isinstance(engine, Server) else Server()
+    if isinstance(engine, str):
+        wanted = replace(wanted, engine=engine)
+    return pipeline.bench_run(run, pipeline.source_of(model, None, prompts), wanted, server)
 
 
-@declared
+def tune(
+    *sources: str | Path, run: str | Path | RunDirectory = RUN, options: Watching | TableOptions | None = None
+) -> Tuned | TunedArms:
+    """Say which setting to serve, by tables of settings that were run, or by a server that is up.
+
+    sources : files of settings, by default the run's; or the URL of a server, which is watched while it serves
+    options : how the server is watched, or how settings are decided among
+    """
+    from treeopt import pipeline
+    from treeopt.records.rundir import RunDirectory
+
+    return pipeline.tune_sources(RunDirectory.of(run), list(map(str, sources)), options)
+
+
 def compare(
     first: str | Path | RunDirectory | Result,
     *others: str | Path | RunDirectory | Result,
     profile: LatencyProfile | str | Path | None = None,
-    batch_size: Count | None = None,
-    budget: Count = 64,
-    tolerance: Annotated[float, Range(0, 99.9)] | None = None,
-    noise: Positive | None = None,
+    batch_size: int | None = None,
+    budget: int = 64,
+    tolerance: float | None = None,
+    noise: float | None = None,
     group_by: Literal["context"] | None = None,
 ) -> Comparison:
     """Say whether a plan is still right for other traffic; of one run which groups would gain by a plan of their own.
@@ -317,25 +318,16 @@ def compare(
     """
     from treeopt import pipeline
 
-    return pipeline.compare(
-        first,
-        *others,
-        profile=profile,
-        batch_size=batch_size,
-        budget=budget,
-        tolerance=tolerance,
-        noise=noise,
-        group_by=group_by,
-    )
+    options = CompareOptions(batch_size=batch_size, budget=budget, tolerance=tolerance, noise=noise, group_by=group_by)
+    return pipeline.compare(first, *others, profile=profile, options=options)
 
 
-@declared
 def score(
     tree: Tree | str | Path,
     calibration: RankTrace | Calibration | str | Path | None = None,
     *,
     run: str | Path | RunDirectory = RUN,
-    batch_size: Count | None = None,
+    batch_size: int | None = None,
 ) -> Score:
     """Say what a tree reaches, and how far it is from the best tree of its size.
 
@@ -352,15 +344,54 @@ def score(
     return pipeline.score(RunDirectory.of(run), tree, calibration=calibration, batch_size=batch_size)
 
 
-def load(path: str | Path) -> Result:
-    """Read a file of a run directory, or the shipped file of that name, as the result that it holds.
+def train(
+    output: str | Path,
+    model: str | Path | Model | None = None,
+    *,
+    prompts: str | Path | Prompts | None = None,
+    rule: str | Rule | None = None,
+    recipe: Recipe | None = None,
+    texts: TrainOptions | None = None,
+    workers: Workers | None = None,
+) -> Training:
+    """Train heads for a model that has none, on its own answers to prompts; the same call continues a run that was stopped.
+
+    output  : folder for the heads
+    rule    : greedy, or how the model samples the answers: "sample:temperature=0.7"
+    recipe  : what is trained and how; by default four Medusa-1 heads, one pass over the texts
+    texts   : the texts to learn from
+    workers : have workers of a Ray cluster write the answers
+    """
+    from pathlib import Path
+
+    from treeopt import pipeline
+    from treeopt.runtime.training.recipe import Recipe
+
+    source: Any = pipeline.source_of(model, None, prompts, rule)
+    with pipeline.cluster_of(workers or Workers()) as cluster:
+        return pipeline.train(Path(output), source, recipe or Recipe(), texts or TrainOptions(), cluster=cluster)
+
+
+def export(plan: Plan, engine: str, folder: str | Path, *, options: ExportOptions | None = None) -> Exported:
+    """Write a plan as an engine's own files (treeopt list engines) into a folder.
+
+    Raises InvalidInput for what the engine would refuse or misread.
+    """
+    return plan.export(engine, folder, **(options or ExportOptions()).given)
+
+
+def load(path: str | Path) -> Result | RunDirectory:
+    """Read a file of a run directory, or the shipped file of that name, as the result that it holds; or open a run directory.
 
     >>> load("vicuna-7b-medusa1").num_heads
     5
     """
-    from treeopt.records.inputs import load_result
+    from pathlib import Path
 
-    return load_result(path)
+    from treeopt.records.inputs import load_result
+    from treeopt.records.rundir import RunDirectory
+
+    return RunDirectory.of(path) if Path(path).is_dir() else load_result(path)
 
 
 def _viewer() -> Any:

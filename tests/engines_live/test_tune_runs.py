@@ -10,10 +10,11 @@ import anyio
 import pytest
 
 from treeopt.pipeline.tune import tune
+from treeopt.records.exchange import Watching
 from treeopt.records.rundir import RunDirectory
 from treeopt.serving.client import Server, drive
 from treeopt.serving.launch import Launcher
-from treeopt.serving.watch import Watching, over_plain
+from treeopt.serving.watch import over_plain
 
 from .started import LENGTH, PROMPTS, TOKENS
 

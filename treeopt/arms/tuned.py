@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil, sqrt
 from pathlib import Path
-from typing import Annotated
 
 from treeopt.arms.arm import OFF, Arms
 from treeopt.arms.choices import Decided, decide_arms, title_of
@@ -20,13 +19,13 @@ from treeopt.engines.measured.files import load_file
 from treeopt.engines.plans import write_served
 from treeopt.engines.registry import ENGINES, engine_named, method_of
 from treeopt.errors import InvalidInput, meant
-from treeopt.files.parameters import Natural, Positive, Range
 from treeopt.records.drafters import kind_of_name
+from treeopt.records.exchange import TableOptions
 from treeopt.records.plan import for_all, merged
 from treeopt.records.rundir import RunDirectory
 from treeopt.trees.tree import Tree
 
-Percent = Annotated[float, Range(0, above=True, percent=True)]
+AS_THE_FILES_SAY = TableOptions()
 
 
 def read_arms(paths: Sequence[Path], columns: Mapping[str, str] | None = None) -> Arms:
@@ -83,29 +82,13 @@ class TunedArms:
     notes: tuple[str, ...]
 
 
-def tune_arms(
-    arms: Arms,
-    *,
-    lengths: Sequence[Natural] = (),
-    noise: Percent | None = None,
-    tpot_limit: Positive | None = None,
-    served: str | None = None,
-    engine: str | None = None,
-    drafter: str | None = None,
-) -> TunedArms:
-    """Decide among settings that were run.
-
-    lengths    : guesses per step that could be run too, beside those in the files
-    noise      : how far two launches of one setting differ, as a standard deviation in per cent; by default what repeats say, else 2.5 %
-    tpot_limit : most milliseconds per token of a request
-    served     : the setting that is served now, such as "MTP 3" or "off", to compare with
-    engine     : the engine to start; by default the one that the files name
-    drafter    : what makes the drafts, where the files do not say it: eagle3, draft-model, ngram, mtp
-    """
-    engine = engine_named(engine).name if engine else engine_of(arms)
-    decided = decide_arms(arms, lengths=lengths, noise=noise, tpot_limit=tpot_limit)
-    setting = None if served is None else _setting(served, decided)
-    commands, notes = launch_lines(decided, engine, drafter)
+def tune_arms(arms: Arms, options: TableOptions = AS_THE_FILES_SAY) -> TunedArms:
+    """Decide among settings that were run."""
+    engine = engine_named(options.engine).name if options.engine else engine_of(arms)
+    noise = options.noise and options.noise / 100
+    decided = decide_arms(arms, lengths=options.lengths, noise=noise, tpot_limit=options.tpot_limit)
+    setting = None if options.served is None else _setting(options.served, decided)
+    commands, notes = launch_lines(decided, engine, options.drafter)
     return TunedArms(decided, setting, tuple(commands), tuple(notes))
 
 

@@ -20,7 +20,7 @@ import click
 from treeopt import __version__
 from treeopt.cli.exchange import convert, export, import_, import_tree, merge, tune
 from treeopt.cli.show import list_, plot, report, show, status
-from treeopt.cli.steps import bench, calibrate, compare, profile, run, score, search, train
+from treeopt.cli.steps import bench, calibrate, compare, profile, requests, run, score, search, train
 from treeopt.errors import TreeoptError, said_as
 from treeopt.files.shell import printable, shell_word
 
@@ -110,7 +110,7 @@ def cli() -> None:
 
 
 COMMANDS = (
-    run, tune, calibrate, import_, merge, profile, search, bench, export, compare, score, import_tree, convert, plot, show, report,
+    run, tune, calibrate, requests, import_, merge, profile, search, bench, export, compare, score, import_tree, convert, plot, show, report,
     status, train, list_,
 )  # fmt: skip
 for _command in COMMANDS:

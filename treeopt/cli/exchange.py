@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from treeopt.cli.declared import command, show_files, show_result, typed_options
+import click
+
+from treeopt.cli.command import command, show_files, show_result
 from treeopt.errors import InvalidInput
-from treeopt.files.parameters import Count, parameters_of
+from treeopt.records.exchange import ExportOptions, ImportOptions, TableOptions, Watching
 
 if TYPE_CHECKING:
     from treeopt.arms.arm import Arms
@@ -20,22 +22,16 @@ if TYPE_CHECKING:
 ARMS = "arms"  # the kind of files that hold settings that were run
 
 
-@command(
-    "treeopt.serving.watch:Watching",
-    "treeopt.arms.tuned:tune_arms",
-    without=("url", "arms"),
-    words={"columns": "--column"},
-    writes=False,
-)
+@command(Watching, TableOptions, writes=False)
+@click.argument("sources", nargs=-1, metavar="[FILE... | URL]")
+@click.option("--model", help="The model to watch, where a router serves several.  [default: the first]")
 def tune(
     run: RunDirectory,
     as_json: bool,
-    inputs: tuple[str, ...] = (),
-    *,
-    columns: Sequence[str] = (),
-    markdown: bool = False,
-    model: str | None = None,
-    **options: Any,
+    watching: Watching,
+    table: TableOptions,
+    sources: tuple[str, ...],
+    model: str | None,
 ) -> None:
     """Say which setting to serve, by a table or a server.
 
@@ -51,37 +47,29 @@ def tune(
         treeopt tune results/*.json --lengths 1,2,3,4 --engine vllm
         treeopt tune http://localhost:8000 --drafter eagle3
         treeopt tune http://localhost:8000 --plain http://localhost:8001 --drive prompts.jsonl --clients 1,4,16
-
-    columns  : what a column of a table means, as NAME=MEANING
-    markdown : print a table for a pull request
-    model    : the one to watch, where a router serves several; by default the first
     """
-    from treeopt.arms.tuned import columns_of, read_arms, tune_arms
-    from treeopt.serving.watch import Watching
+    from treeopt import pipeline
+    from treeopt.arms.tuned import TunedArms
 
-    is_server = any("://" in source for source in inputs)
-    of_server, of_files = {*parameters_of(Watching), "model"}, {*parameters_of(tune_arms), "columns", "markdown"}
-    typed = typed_options()
-    for name in sorted(of_files - of_server if is_server else of_server - of_files):
-        if name in typed:
-            raise InvalidInput(f"`{name}` goes with {'files' if is_server else 'the URL of a server'}: leave it out.")
-        options.pop(name, None)
-    if is_server:
-        from treeopt import pipeline
-
-        if len(inputs) > 1:
-            raise InvalidInput("One server is watched at a time: pass its URL alone.")
-        url = inputs[0] + (f"?model={quote(model)}" if model else "")
-        with run.writing():
-            found = pipeline.tune(run, url, Watching(**options))
-        _show_server(found, as_json)
+    options: Watching | TableOptions = table
+    if any("://" in source for source in sources):
+        _check_alone(table.given, "files")
+        options = watching
+        if model:
+            sources = tuple(f"{url}?model={quote(model)}" for url in sources)
     else:
-        if not inputs and not run.arms.exists():
-            raise InvalidInput(
-                f"{run.path} has no settings that were run yet: pass files of them, or the URL of a server."
-            )
-        arms = read_arms(list(map(Path, inputs)) or [run.path], columns_of(columns))
-        show_arms(tune_arms(arms, **options), as_json, markdown)
+        _check_alone({**watching.given, **({"model": model} if model else {})}, "the URL of a server")
+    decided = pipeline.tune_sources(run, sources, options)
+    if isinstance(decided, TunedArms):
+        show_arms(decided, as_json, table.markdown)
+    else:
+        _show_server(decided, as_json)
+
+
+def _check_alone(given: Mapping[str, object], source: str) -> None:
+    """Raise InvalidInput for an option that goes with another kind of source."""
+    if strange := [name for name in given if name != "drafter"]:
+        raise InvalidInput(f"`{strange[0]}` goes with {source}: leave it out.")
 
 
 def _show_server(found: Tuned, as_json: bool) -> None:
@@ -111,10 +99,9 @@ def show_arms(found: TunedArms, as_json: bool, as_markdown: bool = False) -> Non
     )
 
 
-@command("treeopt.pipeline.importing:import_file", name="import", without=("paths",), words={"columns": "--column"})
-def import_(
-    run: RunDirectory, as_json: bool, files: tuple[Path, ...], *, columns: Sequence[str] = (), **options: Any
-) -> None:
+@command(ImportOptions, name="import")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
+def import_(run: RunDirectory, as_json: bool, options: ImportOptions, files: tuple[Path, ...]) -> None:
     """Take what another tool measured as the run's own.
 
     \b
@@ -135,8 +122,6 @@ def import_(
         treeopt import sweep.csv
         treeopt import accuracies.csv --trials 5000 --run other-run
         treeopt import before.txt after.txt --drafter eagle3
-
-    columns : what a column of a table of settings means, as NAME=MEANING
     """
     from treeopt import pipeline
     from treeopt.arms.tuned import columns_of, keep_arms, read_arms, read_results
@@ -146,26 +131,37 @@ def import_(
     from treeopt.report.tables import calibration_table
     from treeopt.report.terminal import note
 
-    kind = options.get("kind")
+    kind = options.kind
     counts = kind_of_file(files[0]) if kind is None else kind
     if counts in (ARMS, None):
-        arms: Arms | None = read_arms(files, columns_of(columns))
+        arms: Arms | None = read_arms(files, columns_of(options.columns))
     else:
         arms = read_results(files) if kind is None else None
     if arms is not None:
-        keep_arms(run, arms, overwrite=bool(options.get("overwrite")))
+        keep_arms(run, arms, overwrite=options.overwrite)
         note(*(f"{name}: {meaning}." for name, meaning in arms.meanings.items()), *arms.notes)
         if counts in (ARMS, None) or len(arms.arms) > 1:
             show_result({"schema": schema("arms"), **document(arms)}, arms_table(arms), as_json)
             return
         note(f"Its setting is in {run.arms} too: treeopt tune decides among several.")
-    calibration = pipeline.import_file(run, files, **options)
+    calibration = pipeline.import_file(
+        run,
+        files,
+        kind=kind,
+        rates=options.rates,
+        trials=options.trials,
+        tokens=options.tokens,
+        drafter=options.drafter,
+        overwrite=options.overwrite,
+    )
     note(*calibration.meta["notes"])
     show_result(calibration.document(), calibration_table(calibration), as_json)
 
 
-@command("treeopt.pipeline.importing:merge_runs", without=("others",))
-def merge(run: RunDirectory, as_json: bool, runs: tuple[Path, ...], **options: Any) -> None:
+@command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.option("--overwrite", is_flag=True, help="Replace the run's trace and calibration.")
+def merge(run: RunDirectory, as_json: bool, runs: tuple[Path, ...], overwrite: bool) -> None:
     """Make one calibration of its shards.
 
     Each RUN is a run directory. All shards that treeopt calibrate --shard made become the trace of a single
@@ -178,12 +174,15 @@ def merge(run: RunDirectory, as_json: bool, runs: tuple[Path, ...], **options: A
     from treeopt import pipeline
     from treeopt.report.tables import calibration_table
 
-    calibration = pipeline.merge_runs(run, runs, **options)
+    calibration = pipeline.merge_runs(run, runs, overwrite=overwrite)
     show_result(calibration.document(), calibration_table(calibration), as_json)
 
 
 @command(name="import-tree")
-def import_tree(as_json: bool, file: Path, *, output: Path | None = None, batch_size: Count | None = None) -> None:
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the tree there.  [default: print it]")
+@click.option("--batch-size", type=click.IntRange(1), help="Which of a plan's trees, where FILE is a plan.")
+def import_tree(as_json: bool, file: Path, output: Path | None, batch_size: int | None) -> None:
     """Read a tree in any engine's format.
 
     FILE is a list in Python, JSON or YAML, an engine's configuration or launch command with one, Neuron's lists of
@@ -194,9 +193,6 @@ def import_tree(as_json: bool, file: Path, *, output: Path | None = None, batch_
     Example:
         treeopt import-tree medusa_choices.py --output tree.json
         treeopt import-tree llm_api_options.yml
-
-    output     : write the tree there; by default print it
-    batch_size : which of a plan's trees, where FILE is a plan
     """
     from treeopt import pipeline
     from treeopt.files.storage import schema, write_json
@@ -209,16 +205,21 @@ def import_tree(as_json: bool, file: Path, *, output: Path | None = None, batch_
     show_result({"schema": schema("tree"), **told}, str(output) if output is not None else str(tree.choices), as_json)
 
 
-@command("treeopt.records.plan:Plan.export", without=("folder",), words={"engine": "--to"})
+@command(ExportOptions)
+@click.option("--to", "engine", required=True, help="The serving engine (treeopt list engines).")
+@click.option("--tree", help="Export this tree instead of the plan's: a file, or a published name.")
+@click.option(
+    "--heads", type=click.IntRange(1), help="Number of heads of --tree's drafter.  [default: the run's, or its depth]"
+)
+@click.option("--anyway", is_flag=True, help="Export a plan that is stale, or was measured slower than plain decoding.")
 def export(
     run: RunDirectory,
     as_json: bool,
-    *,
+    options: ExportOptions,
     engine: str,
-    tree: str | None = None,
-    heads: Count | None = None,
-    anyway: bool = False,
-    **options: Any,
+    tree: str | None,
+    heads: int | None,
+    anyway: bool,
 ) -> None:
     """Write the chosen trees as an engine's own configuration.
 
@@ -230,22 +231,20 @@ def export(
         treeopt export --to tensorrt-llm --batch-size 4
         treeopt export --to vllm
         treeopt export --to neuron-medusa --tree mc_sim_7b_63
-
-    engine : the serving engine (treeopt list engines)
-    tree   : export this tree instead of the plan's: a file, or the name of a published one
-    heads  : number of heads of the drafter of ``tree``; by default those of the run's, or the depth of the tree
-    anyway : export although the plan is stale, or was measured slower than plain decoding
     """
     from treeopt import pipeline
-    from treeopt.engines.plans import ExportOptions
 
-    asked = ExportOptions(**options)
-    paths, written = pipeline.export(run, engine, asked, tree=tree, heads=heads, anyway=anyway)
+    paths, written = pipeline.export(run, engine, options, tree=tree, heads=heads, anyway=anyway)
     show_files(paths, written.notes, as_json, command=written.command)
 
 
-@command("treeopt.pipeline.export:convert")
-def convert(as_json: bool, drafter: str, **options: Any) -> None:
+@command()
+@click.argument("drafter")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder to write to.")
+@click.option("--to", "layout", required=True, help="Layout to write (treeopt list layouts).")
+@click.option("--model", help="Folder of the base model: for shared heads.")
+@click.option("--revision", help="Revision of a hub checkpoint.")
+def convert(as_json: bool, drafter: str, output: Path, layout: str, model: str | None, revision: str | None) -> None:
     """Write published heads in another engine's layout.
 
     DRAFTER is a folder, a file or a hub id in any layout that treeopt reads.
@@ -256,5 +255,5 @@ def convert(as_json: bool, drafter: str, **options: Any) -> None:
     """
     from treeopt import pipeline
 
-    paths, notes = pipeline.convert(drafter, **options)
+    paths, notes = pipeline.convert(drafter, output=output, layout=layout, model=model, revision=revision)
     show_files(paths, notes, as_json)

@@ -10,22 +10,21 @@ from typing import TYPE_CHECKING
 
 import click
 
-from treeopt.cli.declared import command, show_files, show_result
+from treeopt.cli.command import command, show_files, show_result
 from treeopt.errors import InvalidInput
-from treeopt.files.parameters import Count
 
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
 
 
 @command()
+@click.argument("names", nargs=-1, metavar="[NAMES]...")
+@click.option(
+    "--format", "formats", multiple=True, default=("png", "svg"), help="Kind of files: png, svg; both by default."
+)
+@click.option("--batch-size", type=click.IntRange(1), help="Only of this batch size.  [default: all of the plan's]")
 def plot(
-    run: RunDirectory,
-    as_json: bool,
-    names: tuple[str, ...] = (),
-    *,
-    formats: tuple[str, ...] = ("png", "svg"),
-    batch_size: Count | None = None,
+    run: RunDirectory, as_json: bool, names: tuple[str, ...], formats: tuple[str, ...], batch_size: int | None
 ) -> None:
     """Draw pictures of what was measured and chosen.
 
@@ -36,9 +35,6 @@ def plot(
     Example:
         treeopt plot
         treeopt plot tree throughput --format svg
-
-    formats    : kinds of files: png, svg or both
-    batch_size : only of this batch size; by default all of the plan's
     """
     from treeopt.report import figures
 
@@ -63,15 +59,14 @@ def report(run: RunDirectory, as_json: bool) -> None:
 
 
 @command(writes=False)
-def show(run: RunDirectory, as_json: bool, *, batch_size: Count | None = None, tree: str | None = None) -> None:
+@click.option("--batch-size", type=click.IntRange(1), help="Which of the plan's trees.  [default: its first]")
+@click.option("--tree", help="Show this tree instead: a file, or the name of a published one.")
+def show(run: RunDirectory, as_json: bool, batch_size: int | None, tree: str | None) -> None:
     """Draw a tree in the terminal, with what each node adds.
 
     \b
     Example:
         treeopt show --batch-size 4
-
-    batch_size : which of the plan's trees; by default its first
-    tree       : show this tree instead: a file, or the name of a published one
     """
     from treeopt import pipeline
     from treeopt.records.inputs import stale_plan
@@ -94,7 +89,10 @@ def show(run: RunDirectory, as_json: bool, *, batch_size: Count | None = None, t
 
 
 @command(writes=False)
-def status(run: RunDirectory, as_json: bool, *, check: bool = False) -> None:
+@click.option(
+    "--check", is_flag=True, help="Exit with 1 if there is no file, or one that is stale, damaged or unfinished."
+)
+def status(run: RunDirectory, as_json: bool, check: bool) -> None:
     """Say what the run directory holds, and what to do next.
 
     A file is stale if what it was made from has changed since. A file that cannot be read is named.
@@ -103,8 +101,6 @@ def status(run: RunDirectory, as_json: bool, *, check: bool = False) -> None:
     Example:
         treeopt status
         treeopt status --run other-run --check
-
-    check : exit with 1 if there is no file, or one that is stale, damaged or unfinished
     """
     from treeopt.report.status import OK, status
     from treeopt.report.tables import status_table
@@ -116,7 +112,9 @@ def status(run: RunDirectory, as_json: bool, *, check: bool = False) -> None:
 
 
 @command(name="list")
-def list_(as_json: bool, topic: str | None = None, name: str | None = None) -> None:
+@click.argument("topic", required=False)
+@click.argument("name", required=False)
+def list_(as_json: bool, topic: str | None, name: str | None) -> None:
     """List engines, shipped files, trees and all that has a name.
 
     TOPIC is calibrations, profiles, trees, drafters, engines, acceptance, layouts or figures.

@@ -24,21 +24,13 @@ from treeopt.engines.registry import (
 )
 from treeopt.errors import InvalidInput
 from treeopt.records.drafters import BLOCKS
+from treeopt.records.exchange import ExportOptions
 from treeopt.records.origins import DrafterRecord
 from treeopt.records.plan import ROOT, Beyond, Plan, PlanEntry, Ranges, for_all, merged
 from treeopt.records.rules import marked_rule, option_of, rule_of
 from treeopt.trees.draft import Draft
 
 COMMENTED = (".sh", ".py", ".yml")  # endings of files that can hold a comment
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportOptions:
-    """Options of an export, beside plan and engine; `Plan.export` explains them."""
-
-    batch_size: int | None = None
-    method: str | None = None
-    beyond: Beyond = "off"
 
 
 AS_PLANNED = ExportOptions()

@@ -10,20 +10,18 @@ train.py     -> heads, and how they were made
 workers.py   what the workers of a cluster do for calibrate and train
 """
 
-from treeopt.pipeline.bench import bench
-from treeopt.pipeline.calibrate import calibrate
+from treeopt.pipeline.bench import bench, bench_run
+from treeopt.pipeline.calibrate import calibrate, calibrate_run
 from treeopt.pipeline.compare import compare
 from treeopt.pipeline.export import convert, export, export_all
 from treeopt.pipeline.importing import import_file, merge_runs
-from treeopt.pipeline.launched import bench_plan
-from treeopt.pipeline.lengths import bench_lengths
 from treeopt.pipeline.logs import calibrate_from_logs
 from treeopt.pipeline.profile.timed import profile
 from treeopt.pipeline.profile.untimed import profile_analytical, profile_from_file
-from treeopt.pipeline.run import LineOptions, drafters_of, run_drafters, run_line
+from treeopt.pipeline.run import drafters_of, run_drafters, run_line
 from treeopt.pipeline.search import search, search_in_memory
-from treeopt.pipeline.session import open_session, resolve, session_of, with_session
-from treeopt.pipeline.train import TextOptions, train
+from treeopt.pipeline.session import open_random, open_session, resolve, session_of, session_of_run, source_of
+from treeopt.pipeline.train import train
 from treeopt.pipeline.trees import named_tree, read_tree, score
-from treeopt.pipeline.tune import tune
+from treeopt.pipeline.tune import tune, tune_sources
 from treeopt.runtime.cluster import cluster_of

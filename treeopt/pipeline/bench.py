@@ -14,9 +14,13 @@ from treeopt.growth.source import source_of
 from treeopt.pipeline.calibrate import collect
 from treeopt.pipeline.contest import contest
 from treeopt.pipeline.entrants import engine_entrants, own_entrants
+from treeopt.pipeline.launched import bench_plan
+from treeopt.pipeline.lengths import bench_lengths
 from treeopt.pipeline.logged import copied_entrants, prompts_of, some_requests, tried_drafts
+from treeopt.pipeline.session import session_of_run
 from treeopt.records.contender import Prompt
 from treeopt.records.inputs import inputs_of, not_a_check, stale_plan, timed_elsewhere
+from treeopt.records.options import BenchOptions, CalibrateOptions, Server, Source
 from treeopt.records.origins import Origin, check_same_origin
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.pools import RANKS_ALONE
@@ -26,6 +30,7 @@ from treeopt.records.trace import Answers
 from treeopt.report.terminal import note
 
 if TYPE_CHECKING:
+    from treeopt.arms.arm import Arms
     from treeopt.records.benchmark import Benchmark
     from treeopt.runtime.prompts.sets import Conversation
     from treeopt.runtime.session import Session
@@ -34,31 +39,30 @@ if TYPE_CHECKING:
 ANSWERED_AT_ONCE = 16  # conversations whose later turns are asked for
 
 
-def bench(
-    run: RunDirectory,
-    session: Session,
-    *,
-    engine: str | None = None,
-    batch_size: int | None = None,
-    num_prompts: int | None = None,
-    max_new_tokens: int | None = None,
-    rounds: int | None = None,
-    trees: Sequence[str | Path] = (),
-) -> Benchmark:
-    """Decode for real with every contender.
+def bench_run(run: RunDirectory, source: Source | Session, options: BenchOptions, server: Server) -> Benchmark | Arms:
+    """Decode by a model that is loaded here, by an engine, or by servers that a command starts."""
+    with run.writing():
+        if server.launch is None:
+            if server.given:
+                raise InvalidInput(
+                    f"`{next(iter(server.given))}` is of a server that `launch` starts: pass its command."
+                )
+            return bench(run, session_of_run(run, source, options.engine), options)
+        if not isinstance(source, Source):
+            raise InvalidInput("A server that is launched loads its model itself: pass no session.")
+        return (bench_lengths if server.lengths else bench_plan)(run, source, options, server)
 
-    engine      : another runtime that decodes; by default treeopt's own decoder does
-    trees       : more contenders, by file or published name
-    """
-    plan = run.read_plan()
+
+def bench(run: RunDirectory, session: Session, options: BenchOptions) -> Benchmark:
+    """Decode for real with every contender."""
+    plan, engine, trees = run.read_plan(), options.engine, options.trees
     note(*stale_plan(run, plan))
     if run.requests.exists():
         if engine is None or trees:
             raise InvalidInput("A run of a log is proved by an `engine`, on its requests: pass one alone, no trees.")
-        asked = {"num_prompts": num_prompts, "max_new_tokens": max_new_tokens, "rounds": rounds}
-        return _bench_log(run, session, plan, engine, batch_size, **asked)
+        return _bench_log(run, session, plan, engine, options)
     trace = run.read_trace()
-    most = max_new_tokens or trace.meta.get("max_new_tokens", 128)
+    most = options.max_new_tokens or trace.meta.get("max_new_tokens", 128)
     stepper = _opened(engine, session, most)
     probe = run.read_probe() if run.probe.exists() and engine is None else None
     calibrated, here = Origin.of((probe or trace).meta), Origin.of({"provenance": session.provenance()})
@@ -67,22 +71,21 @@ def bench(
         check_same_origin(there, here, f"What was {name} (there) and what is decoded (here)", run.status_says)
     of_probe = plan.objective == COVERAGE
     found = (probe or run.read_probe()) if of_probe else trace
-    entry = _entry(run, plan, stepper, batch_size)
+    entry = _entry(run, plan, stepper, options.batch_size)
     source = source_of(found)
     if engine is None:
         entrants = own_entrants(plan, entry, source, session.drafter, trees)
     else:
         entrants = engine_entrants(run, plan, entry, source, stepper, trees)
     folder = run.partial("bench" if engine is None else f"bench-{engine}")
-    prompts = asked_prompts(
-        session, held_out(run, session, trace, num_prompts or usual_prompts(entry.batch_size)), most, folder
-    )
+    conversations = held_out(run, session, trace, options.num_prompts or usual_prompts(entry.batch_size))
+    prompts = asked_prompts(session, conversations, most, folder)
     result = contest(
         stepper,
         entrants,
         prompts,
         batch_size=entry.batch_size,
-        rounds=rounds,
+        rounds=options.rounds,
         ranks=found.meta.get("top_k") or 1,
         folder=folder,
         origin=session.provenance(seed=0),
@@ -104,28 +107,26 @@ def _kept(run: RunDirectory, plan: Plan, result: Benchmark, batch_size: int, eng
     return result
 
 
-def _bench_log(
-    run: RunDirectory, session: Session, plan: Plan, engine: str, batch_size: int | None, **asked: int | None
-) -> Benchmark:
-    """Decode held-out requests of the run's log plainly, as planned and as usual; ``asked`` are options of `bench`."""
+def _bench_log(run: RunDirectory, session: Session, plan: Plan, engine: str, options: BenchOptions) -> Benchmark:
+    """Decode held-out requests of the run's log plainly, as planned and as usual."""
     own, context = str((plan.drafter or {}).get("id")).partition(":")[0], session.target.context
     if own != engine.partition("-")[0]:
         raise InvalidInput(
             f"`engine={engine}` has no drafter of the plan's, which is of {own}. Plan for it with: {run.command('search', '--for', engine)}"
         )
-    wanted = asked["num_prompts"] or usual_prompts(batch_size or 1)
-    log = some_requests(run.read_requests(), wanted, asked["max_new_tokens"], context)
+    wanted = options.num_prompts or usual_prompts(options.batch_size or 1)
+    log = some_requests(run.read_requests(), wanted, options.max_new_tokens, context)
     if log.num_sequences < wanted:
         note(f"Only {log.num_sequences} held-out requests are left, fewer than the {wanted} asked for.")
     session = replace(session, limits={tuple(one.prompt): one.limit or 0 for one in log.requests()})
     stepper = _opened(engine, session, max(one.limit or 0 for one in log.requests()))
-    entry = _entry(run, plan, stepper, batch_size)
+    entry = _entry(run, plan, stepper, options.batch_size)
     result = contest(
         stepper,
         copied_entrants(entry, tried_drafts(plan, entry, log), stepper),
         prompts_of(log),
         batch_size=entry.batch_size,
-        rounds=asked["rounds"],
+        rounds=options.rounds,
         folder=run.partial(f"bench-{engine}"),
         origin=session.provenance(seed=0),
     )
@@ -146,9 +147,8 @@ def asked_prompts(
             replace(session, given=False, acceptance=rule),
             chats,
             folder / "answers",
-            max_new_tokens=max_new_tokens,
-            batch_size=ANSWERED_AT_ONCE,
-            counts=RANKS_ALONE,
+            CalibrateOptions(max_new_tokens=max_new_tokens, batch_size=ANSWERED_AT_ONCE),
+            RANKS_ALONE,
             title="Plain answers of the bench prompts",
         )
         prompts += turn_prompts(session.prompts, answers)

@@ -21,16 +21,19 @@ from treeopt.growth.grow import grow
 from treeopt.growth.probed import grow_coverage, probe_tree
 from treeopt.growth.rates import rates_by_group
 from treeopt.growth.source import source_of
+from treeopt.pipeline.session import session_of
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
 from treeopt.records.merging import WHOLE, Shard, digest, join, settings_of
+from treeopt.records.options import CalibrateOptions, Source
 from treeopt.records.origins import Origin, Provenance, check_same_origin
 from treeopt.records.pools import USUAL, Counts
 from treeopt.records.probe import Probe
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note, progress
+from treeopt.runtime.cluster import cluster_of
 from treeopt.runtime.prompts.order import MOST_DRAWN
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
@@ -50,45 +53,53 @@ BLOCK_WAVES = 4
 SAME_TARGET = 0.98  # share of greedy answers' tokens that their target chooses again, rounding aside
 
 
+def calibrate_run(run: RunDirectory, source: Source | Session, options: CalibrateOptions) -> RankTrace | Probe:
+    """Calibrate a model, here or by workers: the run's trace, or its probe."""
+    with run.writing(), cluster_of(options.workers) as cluster:
+        session = session_of(run, source, overwrite=options.overwrite, cluster=cluster)
+        calibrate(run, session, options)
+        return run.read_probe() if run.probe.exists() else run.read_trace()
+
+
 def calibrate(
     run: RunDirectory,
     session: Session,
+    options: CalibrateOptions,
     *,
-    num_prompts: int,
-    max_new_tokens: int,
-    batch_size: int = 16,
-    counts: Counts = USUAL,
+    counts: Counts | None = None,
     probe_rounds: int = 2,
-    overwrite: bool = False,
 ) -> Calibration:
     """Measure the drafter's ranks on the session's first conversations, or its shard of them; under typical acceptance,
     probe them too.
 
+    counts       : what is recorded; by default the ranks and topks of the options
     probe_rounds : 1 where another one follows as soon as there is a profile (`probe_again`)
-    overwrite    : whether another measurement of the run may be replaced
     """
     from treeopt.runtime.acceptance.rules import Greedy
 
     is_typical = session.acceptance.record["rule"] == "typical"
-    others = {"responses": session.given, "engine": session.cluster, "shard": session.shard != WHOLE}
+    others = {"responses": session.given, "workers": session.cluster, "shard": options.shard}
     if is_typical and (given := [name for name, value in others.items() if value]):
         raise InvalidInput(f"Typical acceptance is measured by decoding in one process: leave `{given[0]}` out.")
-    conversations = first_conversations(session, num_prompts)
+    counts = counts or replace(USUAL, top_k=options.ranks, topks=tuple(sorted(set(options.topks))))
+    conversations = first_conversations(session, options.num_prompts)
     asking = replace(session, acceptance=Greedy()) if is_typical else session
-    if not overwrite:
-        recorded = {"max_new_tokens": max_new_tokens, **counts.fitting(session.drafter).record}
-        blocks = blocks_of(conversations, batch_size, session.shard).values()
+    if not options.overwrite:
+        recorded = {"max_new_tokens": options.max_new_tokens, **counts.fitting(session.drafter).record}
+        blocks = blocks_of(conversations, options).values()
         notes = {**_trace_meta(session), **recorded}
         check_unmeasured(run, notes, {c.sha256: c.row for block in blocks for c in block})
-    folder, limits = run.partial("calibrate"), {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
-    trace = collect(asking, conversations, folder, **limits, counts=counts, title="Calibrating")
+    folder = run.partial("calibrate")
+    trace = collect(asking, conversations, folder, options, counts)
     calibration = summary(trace, asking.provenance())
     agreement = calibration.meta.get("target_agreement", 1.0)
     if session.temperature == 0 and agreement < SAME_TARGET:
         raise InvalidInput(
-            f"`temperature=0` is for the target's own `responses`: it chose {agreement:.1%} of these tokens."
+            f"`rule=greedy` is for the target's own `responses`: it chose {agreement:.1%} of these tokens."
         )
-    probe = collect_probes(run, session, trace, batch_size=batch_size, rounds=probe_rounds) if is_typical else None
+    probe = None
+    if is_typical:
+        probe = collect_probes(run, session, trace, batch_size=options.batch_size, rounds=probe_rounds)
     run.replace_accuracies(calibration, trace, probe)
     discard(run.partial("probe"))
     discard(folder)
@@ -135,11 +146,9 @@ def first_conversations(session: Session, num_prompts: int) -> tuple[Conversatio
     return conversations[: min(num_prompts, most)]
 
 
-def blocks_of(
-    conversations: Sequence[Conversation], batch_size: int, shard: Shard
-) -> dict[int, Sequence[Conversation]]:
+def blocks_of(conversations: Sequence[Conversation], options: CalibrateOptions) -> dict[int, Sequence[Conversation]]:
     """The shard's blocks by their places among all. Raises InvalidInput where there is none for it."""
-    size = BLOCK_WAVES * batch_size
+    size, shard = BLOCK_WAVES * options.batch_size, shard_of(options)
     blocks = [conversations[i : i + size] for i in range(0, len(conversations), size)]
     if shard.count > len(blocks):
         raise InvalidInput(
@@ -149,25 +158,28 @@ def blocks_of(
     return {place: blocks[place] for place in shard.places(len(blocks))}
 
 
+def shard_of(options: CalibrateOptions) -> Shard:
+    return Shard.of(options.shard) if options.shard else WHOLE
+
+
 def collect(
     session: Session,
     conversations: Sequence[Conversation],
     folder: Path,
-    *,
-    max_new_tokens: int,
-    batch_size: int,
+    options: CalibrateOptions,
     counts: Counts,
-    title: str,
+    *,
+    title: str = "Calibrating",
 ) -> RankTrace:
-    """The trace of the session's shard of some conversations, through a journal in ``folder``, here or by the session's workers.
+    """The trace of the shard of some conversations, through a journal in ``folder``, here or by the session's workers.
 
     What a block holds depends on its own conversations only, so a continued run ends in the same bytes.
     """
     meta = _trace_meta(session)
-    counts, shard = counts.fitting(session.drafter), session.shard
-    all_prompts, size = digest(c.sha256 for c in conversations), BLOCK_WAVES * batch_size
-    limits = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
-    numbered = blocks_of(conversations, batch_size, shard)
+    counts, shard = counts.fitting(session.drafter), shard_of(options)
+    all_prompts, size = digest(c.sha256 for c in conversations), BLOCK_WAVES * options.batch_size
+    limits = {"max_new_tokens": options.max_new_tokens, "batch_size": options.batch_size}
+    numbered = blocks_of(conversations, options)
     sizes = {number: len(block) for number, block in enumerate(numbered.values())}
     asked = tuple(c for block in numbered.values() for c in block)
     key = {**meta, **counts.record, "conversations": all_prompts, "shard": str(shard), **limits}
@@ -193,7 +205,7 @@ class RankBlocks:
     size : conversations of a block
     """
 
-    source: Mapping[str, Any]
+    source: Source
     threads: int
     prompts: PromptSet
     size: int
@@ -245,7 +257,7 @@ def _trace_meta(session: Session) -> dict[str, object]:
         # When and how the trace was made is in calibration.json: a continued run has the same bytes.
         "provenance": replace(session.provenance(), time=None, command=None).record,
         "prompt_seed": session.prompts.seed,
-        "source": session.source,
+        "source": session.source.given,
     }
 
 

@@ -38,6 +38,7 @@ from treeopt.records.inputs import (
     read_timed,
     stale_plan,
 )
+from treeopt.records.options import CompareOptions, SearchOptions, TreeLimits
 from treeopt.records.origins import Origin, check_same_origin, same_origin
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile
@@ -90,16 +91,10 @@ class Side:
 
 
 def compare(
-    first: Given,
-    *others: Given,
-    profile: LatencyProfile | str | Path | None = None,
-    batch_size: int | None = None,
-    budget: int = 64,
-    tolerance: float | None = None,
-    noise: float | None = None,
-    group_by: str | None = None,
+    first: Given, *others: Given, profile: LatencyProfile | str | Path | None = None, options: CompareOptions
 ) -> Comparison:
     """Two sources; the groups of one; or run directories of several drafters. See `treeopt.compare`."""
+    batch_size, budget, noise, tolerance = options.batch_size, options.budget, options.noise, options.tolerance
     kinds = [kind_of(given) for given in (first, *others)]
     if isinstance(profile, str | Path):
         profile = LatencyProfile.load(places.find_shipped("profiles", str(profile)))
@@ -133,10 +128,10 @@ def compare(
             f"{a.name} has a plan of copied text, and no logs are compared: search for the other log anew."
         )
     a = replace(a, profile=profile or a.profile)
-    if group_by is not None and others:
+    if options.group_by is not None and others:
         raise InvalidInput("`group_by` is for the answers of one run: leave the other sources out.")
     if not others:
-        return compare_groups(a, batch_size, budget, share, by_contexts=group_by is not None)
+        return compare_groups(a, batch_size, budget, share, by_contexts=options.group_by is not None)
     kind = (a.meta.get("drafter") or {}).get("kind")
     b = side_of(list(others), drafter=kind if kind in COUNTED else None)
     if a.counts is not None and b.counts is not None:
@@ -201,8 +196,9 @@ def planned(side: Side, latencies: LatencyProfile | None, batch_size: int | None
     if side.plan is None:
         assert side.record is not None
         shape = "chain" if source_of(side.record).num_ranks == 1 else None
-        asked = None if batch_size is None else (batch_size,)
-        request, _ = request_of(side.record, latencies, budget=budget, batch_sizes=asked, shape=shape)
+        sizes = None if batch_size is None else (batch_size,)
+        options = SearchOptions(budget=budget, batch_sizes=sizes)
+        request, _ = request_of(side.record, latencies, options, TreeLimits(shape=shape))
         return plan_trees(side.record, latencies, request)
     if batch_size is None:
         return side.plan

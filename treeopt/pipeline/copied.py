@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from multiprocessing import get_context
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from treeopt.planning.planner import costs_of, plan_text
 from treeopt.planning.request import PlanRequest
 from treeopt.planning.table import Candidate, Floats, mean_ms
 from treeopt.records.inputs import find_latencies, inputs_of
+from treeopt.records.options import SearchOptions, TreeLimits
 from treeopt.records.plan import Plan, PlannedEngine
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
@@ -40,33 +40,23 @@ IN_PROCESS = 50_000  # tokens below which processes of their own do not pay
 MOST_PROCESSES = 4  # that replay at once, each in half a GB at most
 NOTICEABLE = 0.005  # share of the tokens per step that what is kept from request to request changes before it is said
 IN_SAMPLE = "There is a single conversation, so the figures are of the text that the settings were sought on: too high, and without an error."
-UNUSED = {"shape": None, "max_rank": None, "max_depth": None, "measured_only": False}
 Job = tuple[str, Settings, State, int | None]  # a drafter, its settings, what is kept, and how many requests
 Replays = Callable[[Sequence[Job]], list[list[Candidate]]]  # what each job found on the two halves
 
 
-def search_copied(
-    run: RunDirectory,
-    *,
-    profile: str | None = None,
-    engine: str | None = None,
-    method: str | None = None,
-    batch_sizes: Sequence[int] | Mapping[int, float] | None = None,
-    budget: int = Limits().budget,
-    context: int | None = None,
-    **options: Any,
-) -> Plan:
-    """The best setting of an engine's drafters of text, or of all engines', for each batch size; options as of `search`."""
-    if wrong := [name for name, value in options.items() if value != UNUSED[name]]:
+def search_copied(run: RunDirectory, options: SearchOptions, trees: TreeLimits) -> Plan:
+    """The best setting of an engine's drafters of text, or of all engines', for each batch size."""
+    engine, batch_sizes = options.engine, options.batch_sizes
+    if wrong := [name for name in trees.given if name != "method"]:
         raise InvalidInput(f"`{wrong[0]}` is for trees, and drafters that copy text have settings: leave it out.")
     if isinstance(batch_sizes, Mapping):
         raise InvalidInput("Drafters that copy text are planned for each batch size: leave the shares out.")
     log = run.read_requests()
-    timed, latencies = find_latencies(run, profile, own=True) or (None, None)
+    timed, latencies = find_latencies(run, options.profile, own=True) or (None, None)
     sizes = list(batch_sizes or (latencies.batch_sizes if latencies else (1,)))
-    drafters = asked_drafters(engine, method)
+    drafters = asked_drafters(engine, trees.method)
     named = PlannedEngine(name=engine_named(engine).name, method=KIND) if engine else None
-    request = PlanRequest(Limits(budget), sizes, context=context, engine=named)
+    request = PlanRequest(Limits(options.budget), sizes, context=options.context, engine=named)
     costs = costs_of(latencies, request, log.usual_context)
     check_rows(costs)
     inputs = inputs_of(*(file for file in (run.requests, timed) if file))

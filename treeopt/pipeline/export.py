@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from treeopt.engines.base import About, Written
-from treeopt.engines.plans import AS_PLANNED, ExportOptions, has_dynamic, method_for_plan, prepare, write_served
+from treeopt.engines.plans import AS_PLANNED, has_dynamic, method_for_plan, prepare, write_served
 from treeopt.engines.registry import engine_named, method_of, runners
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.places import located
@@ -18,6 +18,7 @@ from treeopt.growth.source import source_of
 from treeopt.pipeline.drafters import benches_of
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import Benchmark
+from treeopt.records.exchange import ExportOptions
 from treeopt.records.inputs import read_planned, stale_plan
 from treeopt.records.plan import Plan, for_all
 from treeopt.records.rules import marked_rule, rule_of

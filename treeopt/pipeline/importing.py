@@ -12,7 +12,6 @@ from treeopt import __version__
 from treeopt.engines.imports import read_measurement
 from treeopt.engines.measured.rates import Meaning
 from treeopt.errors import InvalidInput
-from treeopt.files.parameters import Count
 from treeopt.files.storage import sha256_of
 from treeopt.pipeline.calibrate import summary
 from treeopt.records.calibration import ENGINE_LOG, Calibration
@@ -30,8 +29,8 @@ def import_file(
     *,
     kind: str | None = None,
     rates: Meaning | None = None,
-    trials: Count | None = None,
-    tokens: Count | None = None,
+    trials: int | None = None,
+    tokens: int | None = None,
     drafter: str | None = None,
     overwrite: bool = False,
 ) -> Calibration:

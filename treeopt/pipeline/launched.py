@@ -21,7 +21,7 @@ import numpy as np
 
 from treeopt import demo
 from treeopt.engines.base import About
-from treeopt.engines.plans import Export, ExportOptions, prepare, write_served
+from treeopt.engines.plans import Export, prepare, write_served
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.fields import checked
 from treeopt.files.journal import Journal
@@ -34,7 +34,9 @@ from treeopt.pipeline.session import resolve
 from treeopt.planning.table import Candidate
 from treeopt.records.benchmark import FEWEST_LAUNCHES, Benchmark
 from treeopt.records.contender import Answer, Block, Contender, Predicted
+from treeopt.records.exchange import ExportOptions
 from treeopt.records.inputs import inputs_of, stale_plan
+from treeopt.records.options import BenchOptions, Prompts, Server, Source
 from treeopt.records.origins import Provenance, Runtime
 from treeopt.records.plan import Plan, PlanEntry, Ranges, for_all
 from treeopt.records.rules import rule_of
@@ -60,26 +62,24 @@ DRAFTER = re.compile(r"\b(?:DRAFTER|HEADS)(?:\.gguf)?\b")
 Setting = dict[int, tuple[tuple[str, ...], Draft | None]]
 
 
-def bench_plan(run: RunDirectory, asked: Mapping[str, Any], options: Mapping[str, Any]) -> Benchmark:
+def bench_plan(run: RunDirectory, source: Source, options: BenchOptions, server: Server) -> Benchmark:
     """Answer held-out prompts by servers without speculation, with the plan's options and with the present ones.
 
     A benchmark of every batch size of the plan, or of the one that is asked for; each is kept, and the first is returned.
-
-    asked : parameters of `treeopt.bench` · options : of the drafter and the prompts
     """
-    check_heeded({**options, "model": asked["model"], "trees": asked["trees"], "time_limit_s": asked["time_limit_s"]})
-    launcher, plan = Launcher.parse(asked["launch"], asked["within_s"]), run.read_plan()
-    batch_size, engine = asked["batch_size"], _engine_of(plan, asked["engine"])
+    check_heeded({**source.given, "trees": options.trees, "time_limit_s": server.time_limit_s})
+    launcher, plan = Launcher.parse(str(server.launch), server.within_s), run.read_plan()
+    batch_size, engine = options.batch_size, _engine_of(plan, options.engine)
     export = prepare(plan, engine, ExportOptions(batch_size=batch_size))
     note(*stale_plan(run, plan), *export.notes)
     entries = [entry for entry in export.plan.entries if batch_size in (None, entry.batch_size)]
-    most, loads = _loads(run, plan, entries, asked, {key: v for key, v in options.items() if key != "drafter"})
-    settings = _settings(export, entries, loads, options.get("drafter"), asked["present"])
+    most, loads = _loads(run, plan, entries, options, replace(source, drafter=None))
+    settings = _settings(export, entries, loads, source.drafter, server.present)
     folder = run.partial(f"bench-{LAUNCHED}")
-    visits = _visits(run, launcher, folder, settings, loads, asked["rounds"] or FEWEST_LAUNCHES)
+    visits = _visits(run, launcher, folder, settings, loads, options.rounds or FEWEST_LAUNCHES)
     results = []
     for entry in entries:
-        size, runtime = entry.batch_size, Runtime(name=engine, command=asked["launch"])
+        size, runtime = entry.batch_size, Runtime(name=engine, command=server.launch)
         at = [visit for visit in visits if visit.batch_size == size]
         found = Benchmark(
             contenders=tuple(
@@ -131,11 +131,11 @@ class Load:
 
 
 def _loads(
-    run: RunDirectory, plan: Plan, entries: Sequence[PlanEntry], asked: Mapping[str, Any], source: Mapping[str, Any]
+    run: RunDirectory, plan: Plan, entries: Sequence[PlanEntry], options: BenchOptions, source: Source
 ) -> tuple[int, dict[int, Load]]:
     """The longest answer, and what is asked at every batch size: held-out prompts, or requests of the run's log."""
-    loads, most = dict[int, Load](), asked["max_new_tokens"]
-    sizes = {entry.batch_size: asked["num_prompts"] or usual_prompts(entry.batch_size) for entry in entries}
+    loads, most = dict[int, Load](), options.max_new_tokens
+    sizes = {entry.batch_size: options.num_prompts or usual_prompts(entry.batch_size) for entry in entries}
     if not run.requests.exists():
         source, trace = resolve(run, source), run.read_trace() if run.trace.exists() else None
         most = most or (trace.meta.get("max_new_tokens", 128) if trace else 128)
@@ -155,12 +155,12 @@ def _loads(
     return most, loads
 
 
-def held_out(source: Mapping[str, Any], trace: RankTrace | None) -> list[Conversation]:
+def held_out(source: Source, trace: RankTrace | None) -> list[Conversation]:
     """Conversations that the trace was not measured on, by their places in the order that calibrate takes them in.
 
     Which of them were too long is not known without the model: as many more are left out as were skipped.
     """
-    found, name = conversations_of(source), source["prompts"]
+    found, name = conversations_of(source), source.prompts
     if trace is None or (trace.meta.get("source") or {}).get("prompts") != name:
         return found
     groups = trace.conversation_groups()
@@ -234,23 +234,23 @@ def _visits(
     return [checked(Visit, visit) for document in journal.documents() for visit in document["visits"]]
 
 
-def conversations_of(source: Mapping[str, Any]) -> list[Conversation]:
+def conversations_of(source: Source) -> list[Conversation]:
     """The conversations of a file or a data set, without tokens, in the order that calibrate takes them in."""
     from treeopt.runtime.prompts.order import order_of, spread
     from treeopt.runtime.prompts.sets import read_conversations
 
-    if (name := source.get("prompts", demo.NAME)) == demo.NAME:
+    if source.prompts in (None, demo.NAME):
         raise InvalidInput("A server is asked in text, so `prompts` must be a file or a data set, but is none.")
     order = order_of(source)
-    told = {key: source.get(key) for key in ("column", "group_by", "split")}
-    found = read_conversations(name, **told, order=order)[1].things()
+    columns = {"column": source.column, "group_by": source.group_by, "split": source.split}
+    found = read_conversations(str(source.prompts), **columns, order=order)[1].things()
     return found if order.seed is None else [found[i] for i in spread([one.group for one in found], order.seed)]
 
 
-def asked_of(conversations: Iterable[Conversation], source: Mapping[str, Any]) -> list[Prompt]:
+def asked_of(conversations: Iterable[Conversation], prompts: Prompts) -> list[Prompt]:
     """The first prompt of each as messages, or as a text where the server is to put no template around it."""
     firsts = [dialogue(conversation.messages, ()) for conversation in conversations]
-    if source.get("chat_template", True):
+    if prompts.chat_template:
         return [[{"role": role, "content": text} for role, text in first] for first in firsts]
     return [BLANK_LINE.join(text for _, text in first) for first in firsts]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,15 +26,16 @@ from treeopt.engines.speculation import Speculation
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.fields import checked
 from treeopt.files.journal import Journal
-from treeopt.files.parameters import parameters_of
 from treeopt.files.shell import command_line, split_template
 from treeopt.files.writing import discard
 from treeopt.pipeline.bench import evenly, usual_prompts
 from treeopt.pipeline.launched import HEEDED, asked_of, check_heeded, conversations_of
 from treeopt.pipeline.session import resolve
+from treeopt.records.options import BenchOptions, Server, Source
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note, progress
-from treeopt.serving.client import Prompt, Server
+from treeopt.serving.client import Prompt
+from treeopt.serving.client import Server as Client
 from treeopt.serving.launch import Launcher
 from treeopt.serving.visit import PLAIN, Visit, follows_requests, visited
 
@@ -48,22 +49,20 @@ NONE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """The lengths to run, 0 for no speculation, and how; the fields are parameters of `treeopt.bench`."""
+    """The lengths to run, 0 for no speculation, of a server that ``launch`` starts.
+
+    engine : whose server it is; None for what the command says
+    model  : the one to ask, where a router serves several
+    """
 
     launch: str
-    lengths: Sequence[int]
-    clients: Sequence[int] = (1,)
+    server: Server
     engine: str | None = None
-    present: str | None = None
     model: str | None = None
-    num_prompts: int | None = None
-    max_new_tokens: int | None = None
-    time_limit_s: float | None = None
-    within_s: float = 900
 
     @cached_property
     def launcher(self) -> Launcher:
-        return Launcher.parse(self.launch, self.within_s, ["port"])
+        return Launcher.parse(self.launch, self.server.within_s, ["port"])
 
     @cached_property
     def served_by(self) -> str:
@@ -86,8 +85,8 @@ class Sweep:
     @cached_property
     def options(self) -> list[str]:
         """The words that speculate."""
-        if self.present is not None:
-            return list(split_template("present", self.present, ()))
+        if self.server.present is not None:
+            return list(split_template("present", self.server.present, ()))
         return self.speculation.split(self.launcher.words)[1]
 
     def started(self, length: int) -> tuple[Launcher, tuple[str, ...]]:
@@ -100,28 +99,25 @@ class Sweep:
         return replace(self.launcher, words=words), self.speculation.at(self.options, length)
 
 
-def bench_lengths(run: RunDirectory, asked: Mapping[str, Any], source: Mapping[str, Any]) -> Arms:
-    """Launch every length once, in random order, then what is worth most; the run's arms are kept after every launch.
-
-    asked  : parameters of `treeopt.bench`, with those of a `Sweep` · source : options of the prompts
-    """
-    unheeded = {name: asked[name] for name in ("batch_size", "rounds", "trees")}
-    check_heeded({**source, **unheeded}, {*HEEDED} - {"drafter"})
-    sweep = Sweep(**{name: asked[name] for name in parameters_of(Sweep)})
-    source = resolve(run, source)
-    conversations = evenly(conversations_of(source), sweep.num_prompts or usual_prompts(max(sweep.clients)))
-    prompts, most = asked_of(conversations, source), sweep.max_new_tokens or 128
-    for length in sweep.lengths:
+def bench_lengths(run: RunDirectory, source: Source, options: BenchOptions, server: Server) -> Arms:
+    """Launch every length once, in random order, then what is worth most; the run's arms are kept after every launch."""
+    unheeded = {"batch_size": options.batch_size, "rounds": options.rounds, "trees": options.trees}
+    check_heeded({**source.given, **unheeded}, {*HEEDED, "model"} - {"drafter"})
+    sweep = Sweep(launch=str(server.launch), server=server, engine=options.engine, model=source.model)
+    source = resolve(run, replace(source, model=None))
+    conversations = evenly(conversations_of(source), options.num_prompts or usual_prompts(max(server.clients)))
+    prompts, most = asked_of(conversations, source), options.max_new_tokens or 128
+    for length in server.lengths:
         sweep.started(length)
-    key = {"launch": sweep.launch, "present": sweep.present, "model": sweep.model, "clients": list(sweep.clients)}
+    key = {"launch": sweep.launch, "present": server.present, "model": sweep.model, "clients": list(server.clients)}
     journal = Journal(run.partial("arms"), {**key, "prompts": prompts, "most": most})
     command = command_line(*sweep.started(0)[0].words)
     base = Arm(
-        dataset=Path(str(source["prompts"])).name,
+        dataset=Path(str(source.prompts)).name,
         about={"engine": sweep.served_by, "output_tokens": str(most), "command": command},
         source=f"bench --launch {sweep.launch}",
     )
-    left = set(sweep.lengths)
+    left = set(server.lengths)
     with progress("Launching", None):
         while True:
             launches = journal.documents()
@@ -133,7 +129,7 @@ def bench_lengths(run: RunDirectory, asked: Mapping[str, Any], source: Mapping[s
                 discard(journal.folder)
                 return arms
             lasted = [launch["seconds"] for launch in launches] or [0.0]
-            if sweep.time_limit_s is not None and sum(lasted) + np.mean(lasted) > sweep.time_limit_s:
+            if server.time_limit_s is not None and sum(lasted) + np.mean(lasted) > server.time_limit_s:
                 note("The time is over: the same command with a larger `time_limit_s` goes on.")
                 return arms
             try:
@@ -151,9 +147,9 @@ def _next_length(sweep: Sweep, arms: Arms, left: set[int]) -> int | None:
     One is launched a second time in any case, since what a launch is worth depends on how far two of them differ.
     """
     tried = {arm.k for arm in arms.arms if arm.tokens_per_s}
-    order = random.Random(0).sample(sorted(sweep.lengths), len(sweep.lengths))
+    order = random.Random(0).sample(sorted(sweep.server.lengths), len(sweep.server.lengths))
     if sweep.speculation.parameter:
-        order.sort(key=lambda length: length != max(sweep.lengths))
+        order.sort(key=lambda length: length != max(sweep.server.lengths))
     if new := [length for length in order if length in left - tried]:
         return new[0]
     candidates = tuple(arm for arm in arms.arms if arm.k in left)
@@ -172,7 +168,7 @@ def _launched(
     run: RunDirectory, sweep: Sweep, length: int, launches: Sequence[Any], prompts: Sequence[Prompt], most: int
 ) -> dict[str, Any]:
     """What one more launch gives: its visits, and the seconds that it took."""
-    number, lengths = len(launches), sorted({*sweep.lengths} - {0})
+    number, lengths = len(launches), sorted({*sweep.server.lengths} - {0})
     parameter = sweep.speculation.parameter if length and len(lengths) > 1 else ""
     before = [{visit["name"] for visit in launch["visits"]} for launch in launches]
     if parameter and any(len(names) > 1 for names in before):
@@ -180,15 +176,15 @@ def _launched(
     if length != max(lengths, default=0) or {str(length)} in before:
         parameter = ""
 
-    async def look(server: Server) -> tuple[str, list[Visit]]:
+    async def look(client: Client) -> tuple[str, list[Visit]]:
         served, visits = [length], list[Visit]()
-        if parameter and await follows_requests(server, prompts[:PROBED], parameter, lengths[0]):
+        if parameter and await follows_requests(client, prompts[:PROBED], parameter, lengths[0]):
             served = random.Random(number).sample(lengths, len(lengths))
         for k in served:
-            server.body = {parameter: k} if len(served) > 1 else {}
-            load = {clients: (prompts, [most] * len(prompts)) for clients in sweep.clients}
-            visits += await visited(server, number, _name(k), load, k)
-        return Path(await server.model()).name, visits
+            client.body = {parameter: k} if len(served) > 1 else {}
+            load = {clients: (prompts, [most] * len(prompts)) for clients in sweep.server.clients}
+            visits += await visited(client, number, _name(k), load, k)
+        return Path(await client.model()).name, visits
 
     began = time.monotonic()
     launcher, options = sweep.started(length)
@@ -206,8 +202,8 @@ def _arms(sweep: Sweep, launches: Sequence[Any], base: Arm) -> Arms:
     drafter, model = sweep.speculation.drafter(sweep.options), launches[0]["model"] if launches else ""
     visits = [checked(Visit, visit) for launch in launches for visit in launch["visits"]]
     arms = []
-    for clients in sorted({*sweep.clients}):
-        for k in sorted({*sweep.lengths}):
+    for clients in sorted({*sweep.server.clients}):
+        for k in sorted({*sweep.server.lengths}):
             arm = replace(base, model=model, k=k, concurrency=clients, drafter=drafter if k else OFF)
             answered = [visit for visit in visits if (visit.name, visit.batch_size) == (_name(k), clients)]
             arms += [_measured(arm, visit) for visit in answered] or [arm]

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput
-from treeopt.files.parameters import Parameter
 from treeopt.files.places import located
 from treeopt.files.storage import sha256_of
 from treeopt.growth.contexts import context_name
+from treeopt.records.options import Prompts
 from treeopt.records.origins import Origin, Provenance, check_same_origin
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
@@ -37,7 +37,6 @@ from treeopt.runtime.prompts.sets import MOST_GROUPS
 from treeopt.runtime.prompts.tokenizer import FILES, Tokenizer
 
 HEEDED = ("column", "group_by", "responses", "chat_template")
-FREE = ("run", "from_logs", "tokenizer", "overwrite", "options")
 BLOCK = 16  # tokens
 CONTEXT = "context"  # what requests are grouped by that is no column
 MOST_TOKENS = 5 * 10**8  # of what is read again of a file of arrays
@@ -55,29 +54,27 @@ NOTES = {
 }  # fmt: skip
 
 
-def calibrate_from_logs(run: RunDirectory, asked: Mapping[str, Any], known: Mapping[str, Parameter]) -> RequestLog:
+def calibrate_from_logs(
+    run: RunDirectory, file: str | Path, tokenizer: str | Path | None, prompts: Prompts, *, overwrite: bool = False
+) -> RequestLog:
     """The requests of a log, kept as those of the run.
 
-    asked : all options of `treeopt.calibrate`, declared as ``known``; InvalidInput where one is not heeded
+    tokenizer : folder with the model's tokenizer.json, for logs that have texts
+    prompts   : the columns of the log
     """
-    for name, value in asked.items():
-        if name not in (*HEEDED, *FREE) and value is not None and (name not in known or value != known[name].default):
-            raise InvalidInput(f"`{name}` does not go with `from_logs`, which runs no model: leave it out.")
-    file, folder = (Path(located(str(path))) if path else None for path in (asked["from_logs"], asked["tokenizer"]))
-    if file is None:
-        raise InvalidInput("`tokenizer` is for the texts of `from_logs`: pass both, or leave it out.")
+    file, folder = Path(located(str(file))), Path(located(str(tokenizer))) if tokenizer else None
     if not file.is_file():
-        raise InvalidInput(f"`from_logs` must be a file of requests and their answers, but {file} is none.")
-    options = {name: asked.get(name) for name in HEEDED}
+        raise InvalidInput(f"A log must be a file of requests and their answers, but {file} is none.")
+    options = {name: getattr(prompts, name) for name in HEEDED}
     files = [folder / name for name in FILES if (folder / name).is_file()] if folder else []
     made = {
-        "source": {"from_logs": str(file), "tokenizer": str(folder) if folder else None, **options},
+        "source": {"log": str(file), "tokenizer": str(folder) if folder else None, **options},
         "log_sha256": sha256_of(file),
         "tokenizer": {one.name: sha256_of(one) for one in files} or None,
     }
-    if not asked["overwrite"]:
+    if not overwrite:
         run.check_free("a log", [file for file in run.accuracies() if file != run.requests])
-    if run.requests.exists() and not asked["overwrite"]:
+    if run.requests.exists() and not overwrite:
         meta = run.read_requests().meta
         there = Origin(settings={key: meta.get(key) for key in made})
         check_same_origin(there, Origin(settings=made), f"{run.requests} (there) and the log (here)", run.remedy)
@@ -105,7 +102,7 @@ def read_requests(
     group_by          : column whose values name the groups; context, where there is none so called: the length of a request in
                         the middle of its answer, by powers of two
     """
-    rows, encode, found, tokens = read_rows(str(file), option="from_logs"), Encoder(tokenizer), list[Row](), 0
+    rows, encode, found, tokens = read_rows(str(file), option="log"), Encoder(tokenizer), list[Row](), 0
     groups = dict[str, int]()
 
     def read(row: Mapping[str, Any]) -> tuple[list[tuple[LoggedRequest, Tokens, Tokens]], list[str]]:
@@ -126,11 +123,11 @@ def read_requests(
                 group = groups.setdefault(name, len(groups))
                 found.append(Row(ids, len(prompt), group, limit, one.begin_s, begun, keys))
             if tokens > MOST_TOKENS:
-                raise InvalidInput(f"`from_logs` may have {MOST_TOKENS:,} tokens, but has more: keep a part of it.")
+                raise InvalidInput(f"A log may have {MOST_TOKENS:,} tokens, but has more: keep a part of it.")
     rows.check_columns({"`group_by`": None if group_by == CONTEXT else group_by})
     if not groups:
         raise InvalidInput(
-            f"`from_logs` must hold at least one answered request, but none of the {count(rows.n_skipped, 'row')} in "
+            f"A log must hold at least one answered request, but none of the {count(rows.n_skipped, 'row')} in "
             f"{rows.name} is one ({rows.reasons('line')})."
         )
     log = log_of(found, list(groups))

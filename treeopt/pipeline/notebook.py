@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from io import StringIO
 from pathlib import Path
@@ -12,7 +12,6 @@ from rich.console import Console, RenderableType
 from rich.segment import Segment
 
 from treeopt.arms.gate import Gate
-from treeopt.engines.plans import ExportOptions
 from treeopt.errors import OutOfRange
 from treeopt.files.shell import printable
 from treeopt.growth.score import Score
@@ -21,6 +20,7 @@ from treeopt.planning.compared import Compared, DraftersCompared, GroupsCompared
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
 from treeopt.records.display import Exported
+from treeopt.records.exchange import ExportOptions
 from treeopt.records.plan import Plan
 from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
@@ -87,6 +87,6 @@ def figure(records: Sequence[Any], name: str, batch_size: int | None) -> Figure:
     return picture.drawing
 
 
-def write_export(plan: Plan, engine: str, folder: Path, options: Mapping[str, Any]) -> Exported:
-    files, written = export_to(folder, plan, engine, ExportOptions(**options))
+def write_export(plan: Plan, engine: str, folder: Path, options: ExportOptions) -> Exported:
+    files, written = export_to(folder, plan, engine, options)
     return Exported(tuple(files), written.notes, written.command)

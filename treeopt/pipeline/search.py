@@ -11,6 +11,7 @@ from treeopt.engines.base import Method
 from treeopt.engines.plans import check_rule_of
 from treeopt.engines.registry import engine_named, method_of, removal_notes, tree_method_of
 from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.files.options import with_given
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
 from treeopt.pipeline.copied import search_copied
 from treeopt.planning.planner import plan_trees
@@ -18,6 +19,7 @@ from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.drafters import BLOCKS
 from treeopt.records.inputs import Accuracies, broken, find_latencies, inputs_of, read_planned
+from treeopt.records.options import SearchOptions, TreeLimits
 from treeopt.records.origins import Origin, Provenance, check_same_origin, same_origin
 from treeopt.records.plan import Plan, PlannedEngine
 from treeopt.records.probe import Probe
@@ -30,6 +32,7 @@ from treeopt.report.wording import by_batch_size, count
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK
 
+NO_LIMITS = TreeLimits()
 ONE_BLOCK = (
     "A block of another length has other guesses, so only the length that was served is planned. To compare another: serve it, and "
     "import its counts in a run of its own."
@@ -42,7 +45,8 @@ def search_in_memory(
     *,
     run: str | Path | RunDirectory | None,
     default: str,
-    **options: Any,
+    options: SearchOptions,
+    limits: TreeLimits,
 ) -> Plan:
     """The plan of a search in the run directory, or beside it on given results, which are laid out as files.
 
@@ -50,17 +54,17 @@ def search_in_memory(
     """
     given = {"calibration": calibration, "profile": profile}
     records = [one for one in given.values() if one is not None and not isinstance(one, str | Path)]
-    named: dict[str, Any] = {name: str(one) if isinstance(one, str | Path) else None for name, one in given.items()}
+    named = {name: str(result) for name, result in given.items() if isinstance(result, str | Path)}
     if not records and (run is not None or calibration is None):
         directory = RunDirectory.of(run or default)
         with directory.writing():
-            return search(directory, **named, **options)
+            return search(directory, with_given(options, **named), limits)
     if calibration is None:
         named["calibration"] = str(read_planned(RunDirectory.of(run or default))[0])
     with RunDirectory.holding(*records) as directory:
-        if named["calibration"] and named["profile"] is None and profile is not None:
+        if "calibration" in named and "profile" not in named and profile is not None:
             named["profile"] = str(directory.profile)  # beside a calibration by name it must be named too
-        plan = search(directory, **named, **options)
+        plan = search(directory, with_given(options, **named), limits)
     if run is not None:
         kept = RunDirectory.of(run)
         with kept.writing():
@@ -68,21 +72,18 @@ def search_in_memory(
     return plan
 
 
-def search(run: RunDirectory, *, calibration: str | None = None, profile: str | None = None, **options: Any) -> Plan:
-    """Choose the best tree per batch size from the run's trace, or from a calibration by path or name.
-
-    options : those of `request_of`
-    """
+def search(run: RunDirectory, options: SearchOptions, limits: TreeLimits = NO_LIMITS) -> Plan:
+    """Choose the best tree per batch size from the run's trace, or from a calibration by path or name."""
+    calibration, profile = options.calibration, options.profile
     if calibration is None and run.requests.exists():
-        plan = search_copied(run, profile=profile, **options)
-        return _kept(run, plan)
+        return _kept(run, search_copied(run, options, limits))
     used, record = read_planned(run, calibration)
     if why := broken(record):
         raise InvalidInput(f"{why} Nothing is planned from {used}.")
     timed, latencies = find_latencies(run, profile, own=calibration is None) or (None, None)
     if latencies is None and run.profile.exists():
         note(f"Planning without latencies; to use the run's, pass `profile={run.profile}`.")
-    request, warnings = request_of(record, latencies, **options)
+    request, warnings = request_of(record, latencies, options, limits)
     if latencies is not None and timed is not None:
         check_latencies(record, latencies, run, timed, request.sizes)
     with progress("Searching", None):
@@ -108,39 +109,25 @@ def _kept(run: RunDirectory, plan: Plan) -> Plan:
 
 
 def request_of(
-    record: Accuracies,
-    latencies: LatencyProfile | None,
-    *,
-    engine: str | None = None,
-    method: str | None = None,
-    batch_sizes: Sequence[int] | Mapping[int, float] | None = None,
-    max_rank: int | None = None,
-    shape: str | None = None,
-    **options: Any,
+    record: Accuracies, latencies: LatencyProfile | None, options: SearchOptions, trees: TreeLimits = NO_LIMITS
 ) -> tuple[PlanRequest, list[str]]:
     """The request of a search, within limits that the engine can take too, and warnings.
 
-    batch_sizes     : of the profile by default; with shares of the time one tree is chosen for all
-    engine          : sets the limits to what it can take, by one ``method`` of its
-    max_rank, shape : the engine's by default
-    options         : budget and max_depth, of `Limits`, and others of `PlanRequest`
-
     Raises InvalidInput for an engine that cannot run the calibrated drafter, a shape or a batch size it cannot take.
     """
-    if engine is None and method is not None:
+    engine, batch_sizes = options.engine, options.batch_sizes
+    if engine is None and trees.method is not None:
         raise InvalidInput("`method` belongs to an engine: name the `engine`.")
-    given = Limits(
-        **{name: options.pop(name) for name in ("budget", "max_depth") if name in options},
-        max_rank=MAX_RANK if max_rank is None else max_rank,
-        shape=shape or Limits.shape,
-    )
+    max_rank = MAX_RANK if trees.max_rank is None else trees.max_rank
+    given = Limits(options.budget, trees.max_depth, max_rank, trees.shape or Limits.shape)
     sizes = batch_sizes if batch_sizes is not None else latencies.batch_sizes if latencies else (1,)
     served = served_blocks(record)
     if engine is None:
-        return PlanRequest(given, sizes, lengths=served, **options), [ONE_BLOCK] if served else []
+        request = PlanRequest(given, sizes, context=options.context, measured_only=trees.measured_only, lengths=served)
+        return request, [ONE_BLOCK] if served else []
     engine = engine_named(engine).name
-    way = way_for(engine, method, sizes, record, latencies)
-    limits = limits_for(engine, way, given, max_rank, shape)
+    way = way_for(engine, trees.method, sizes, record, latencies)
+    limits = limits_for(engine, way, given, trees)
     kept, left_out = sizes_for(engine, way, sizes, asked=batch_sizes is not None)
     warnings = [*check_rule_of(record.meta.get("acceptance"), way), *removal_notes(way), *left_out]
     timed = {p.batch_size for p in latencies.dynamic} if latencies else set()
@@ -157,8 +144,16 @@ def request_of(
             f"{engine} takes the length as the width of the block, so chains that end before the block does were left out. To "
             "compare widths, calibrate each in a run of its own (`draft_depth`), and: treeopt compare"
         )
-    options |= {"engine": PlannedEngine(name=engine, method=way.name), "lengths": served, **drafts_of(way)}
-    return PlanRequest(limits, kept, **options), warnings
+    request = PlanRequest(
+        limits,
+        kept,
+        context=options.context,
+        measured_only=trees.measured_only,
+        engine=PlannedEngine(name=engine, method=way.name),
+        lengths=served,
+        **drafts_of(way),
+    )
+    return request, warnings
 
 
 def served_blocks(record: Accuracies) -> tuple[int, ...]:
@@ -211,18 +206,18 @@ def sizes_for(
     return [size for size in sizes if size not in left], [f"{said}. Left out of the profile's batch sizes: {which}."]
 
 
-def limits_for(engine: str, way: Method, given: Limits, max_rank: int | None, shape: str | None) -> Limits:
-    """The given limits and those of an engine's method together; ``max_rank`` and ``shape`` are the engine's by default."""
+def limits_for(engine: str, way: Method, given: Limits, trees: TreeLimits) -> Limits:
+    """The given limits and those of an engine's method together; rank and shape are the engine's by default."""
     if way.limits.copies:
         raise InvalidInput(
             f"{engine} with {way.name} runs drafters that copy text, which are planned for from requests: no tree goes there."
         )
     only_chains = way.limits.shape == "chain"
-    if only_chains and shape not in (None, "chain"):
-        raise InvalidInput(f"`shape` must be chain for {engine}, but got {shape}.")
+    if only_chains and trees.shape not in (None, "chain"):
+        raise InvalidInput(f"`shape` must be chain for {engine}, but got {trees.shape}.")
     depths, ranks = (
         [n for n in pair if n is not None]
-        for pair in ((given.max_depth, way.limits.max_depth), (max_rank, way.limits.max_rank))
+        for pair in ((given.max_depth, way.limits.max_depth), (trees.max_rank, way.limits.max_rank))
     )
     return Limits(
         given.budget, min(depths, default=None), min(ranks, default=MAX_RANK), "chain" if only_chains else given.shape

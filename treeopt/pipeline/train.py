@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from treeopt import demo
 from treeopt.errors import InvalidInput
 from treeopt.files import storage, writing
-from treeopt.files.parameters import Count
 from treeopt.files.shell import command_line
 from treeopt.pipeline.session import located_source
+from treeopt.records.options import Source, TrainOptions
 from treeopt.records.origins import Provenance
+from treeopt.records.rules import Rule
 from treeopt.report.terminal import note, progress
-from treeopt.runtime.training.recipe import PRECISIONS
 from treeopt.runtime.waiting import import_torch
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from treeopt.runtime.training.opening import Asking
     from treeopt.runtime.training.recipe import Recipe
 
-RULE_OPTIONS = ("acceptance", "temperature", "top_p", "top_k")
 FEW_HELD_OUT = 10  # texts; fewer cannot tell how good heads are
 CHECKPOINT = "checkpoint.pt"
 
@@ -50,50 +49,26 @@ class Training:
         return {**self.record, "files": [str(file) for file in self.files], "command": self.command}
 
 
-@dataclass(frozen=True)
-class TextOptions:
-    """The texts to learn from.
-
-    num_prompts    : prompts to answer
-    max_new_tokens : longest answer
-    tokens         : longest text, prompt included; by default the model's context
-    answers        : folder for the model's answers, which several runs may share; by default beside the heads
-    """
-
-    num_prompts: Count = 1024
-    max_new_tokens: Count = 128
-    tokens: Count | None = None
-    answers: Path | None = None
-
-
 def train(
-    folder: Path,
-    source: Mapping[str, Any],
-    recipe: Recipe,
-    wanted: TextOptions,
-    *,
-    mixed_precision: Annotated[str, PRECISIONS] | None = None,
-    cluster: Cluster | None = None,
+    folder: Path, source: Source, recipe: Recipe, wanted: TrainOptions, *, cluster: Cluster | None = None
 ) -> Training:
     """Train heads into ``folder``.
 
     source          : what loads the model and its prompts, and the rule that its answers are written by
-    mixed_precision : number format of matrix products
     cluster         : whose workers write the answers
     """
     import_torch()
-    rules = [name for name in RULE_OPTIONS if name in source]
-    if "responses" in source and (cluster is not None or rules):
-        said = f"`{rules[0]}` says how the model writes its" if rules else "`engine=ray` has the model's own"
-        raise InvalidInput(f"{said} answers, but `responses` are given: leave one out.")
-    if source.get("acceptance") not in (None, "greedy", "sample"):
+    if source.responses and (cluster is not None or source.rule):
+        option = "`rule` says how the model writes its" if source.rule else "`workers` have the model's own"
+        raise InvalidInput(f"{option} answers, but `responses` are given: leave one out.")
+    if Rule.parse(source.rule or "greedy").name not in ("greedy", "sample"):
         raise InvalidInput(
-            "The model writes answers to learn from greedily or with `acceptance=sample`, but got "
-            f"`acceptance={source['acceptance']}`: leave it out."
+            "The model writes answers to learn from greedily or with `rule=sample`, but got "
+            f"`rule={source.rule}`: leave it out."
         )
     _check_folder(folder, recipe.kind)
     with writing_heads(folder, wanted.answers):
-        job = TrainingJob(folder, located_source(source), recipe, mixed_precision)
+        job = TrainingJob(folder, located_source(source), recipe, wanted.mixed_precision)
         job.write_texts(wanted, cluster)
         files, reached = job.run()
         record = {**job.record(), **reached}
@@ -139,17 +114,17 @@ class TrainingJob:
     held_out: list[Text]
     asking: Asking
 
-    def __init__(self, folder: Path, source: Mapping[str, Any], recipe: Recipe, mixed_precision: str | None) -> None:
+    def __init__(self, folder: Path, source: Source, recipe: Recipe, mixed_precision: str | None) -> None:
         from treeopt.runtime.session import open_model
         from treeopt.runtime.training.opening import wanted_precision
 
         self.folder, self.work, self.recipe = folder, folder / "training", recipe
-        self.source, self.own = source, "responses" not in source
+        self.source, self.own = source, source.responses is None
         with progress("Loading", None):
             self.target = open_model(source)
         self.precision = wanted_precision(mixed_precision, self.target)
 
-    def write_texts(self, wanted: TextOptions, cluster: Cluster | None) -> None:
+    def write_texts(self, wanted: TrainOptions, cluster: Cluster | None) -> None:
         """Find the texts to learn from, the model's own answers or given ones; those of the heads that none can teach are refused."""
         from treeopt.runtime.training import batches, opening
 
@@ -183,15 +158,13 @@ class TrainingJob:
         )
         self.recipe = self.recipe.over(len(self.learned))
 
-    def _asking(self, wanted: TextOptions) -> Asking:
+    def _asking(self, wanted: TrainOptions) -> Asking:
         from treeopt.runtime.session import open_rule
         from treeopt.runtime.stop import StopRule
         from treeopt.runtime.training.opening import Asking
 
-        usual = "greedy" if self.source.keys().isdisjoint(RULE_OPTIONS) else "sample"
-        acceptance = open_rule({"acceptance": usual, **self.source})
         stop, context = StopRule(self.target.eos_ids, wanted.max_new_tokens), self.target.context
-        return Asking(stop, acceptance, min(wanted.tokens or context, context))
+        return Asking(stop, open_rule(self.source), min(wanted.tokens or context, context))
 
     def run(self) -> tuple[tuple[Path, ...], dict[str, object]]:
         """Count, train, count again, write the heads: their files, and what was reached."""
@@ -279,7 +252,7 @@ class AnswerBlocks:
     key    : of the journal, which names the model's number format and weights
     """
 
-    source: Mapping[str, Any]
+    source: Source
     key: Mapping[str, Any]
     prompts: PromptSet
     asking: Asking
@@ -299,8 +272,8 @@ class AnswerBlocks:
         return answers.block
 
 
-def _command(source: Mapping[str, Any], folder: Path) -> str:
-    model = source.get("model", demo.NAME)
+def _command(source: Source, folder: Path) -> str:
+    model = source.model or demo.NAME
     if model == demo.NAME:
         return command_line("treeopt", "run", "--drafter", folder)
     return command_line("treeopt", "run", "--model", model, "--drafter", folder, "--prompts", "OTHER_PROMPTS")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from treeopt.arms.tuned import TunedArms, columns_of, read_arms, tune_arms
 from treeopt.engines.measured.exposition import COUNTERS
-from treeopt.engines.plans import ExportOptions
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.writing import replace_together, write_text
 from treeopt.pipeline.export import export
@@ -21,7 +21,9 @@ from treeopt.pipeline.launched import asked_of, conversations_of
 from treeopt.pipeline.profile.untimed import UNKNOWN_CONTEXT
 from treeopt.pipeline.search import search
 from treeopt.records.calibration import Calibration
+from treeopt.records.exchange import ExportOptions, TableOptions, Watching
 from treeopt.records.inputs import inputs_of
+from treeopt.records.options import SearchOptions, Source, TreeLimits
 from treeopt.records.origins import Provenance, Runtime
 from treeopt.records.plan import Beyond
 from treeopt.records.profile import LatencyProfile, StepTiming
@@ -29,7 +31,7 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.report.page import write_report
 from treeopt.report.terminal import note, progress
 from treeopt.serving.client import Prompt, Server, check_open_files, run_async, together
-from treeopt.serving.watch import ENGINES, Pace, Recording, Tuned, Watching, find_counters, over_plain, watch
+from treeopt.serving.watch import ENGINES, Pace, Recording, Tuned, find_counters, over_plain, watch
 
 WATCHED, PLAIN, BEFORE, AFTER = "watched.json", "watched-plain.json", "before.txt", "after.txt"
 MOST_TOKENS = 256  # of an answer that is asked for
@@ -42,6 +44,25 @@ NO_PLAIN = (
     f"What a plain step takes is not known. Serve without the drafter under this load, watch that, and pass its {WATCHED} "
     "with `plain`."
 )
+
+
+def tune_sources(
+    run: RunDirectory, sources: Sequence[str], options: Watching | TableOptions | None
+) -> Tuned | TunedArms:
+    """What a server does now, where the source is a URL, or the decision among settings that were run."""
+    if any("://" in source for source in sources):
+        if len(sources) > 1:
+            raise InvalidInput("One server is watched at a time: pass its URL alone.")
+        if isinstance(options, TableOptions):
+            raise InvalidInput(f"`{next(iter(options.given))}` goes with files: leave it out.")
+        with run.writing():
+            return tune(run, sources[0], options or Watching())
+    if isinstance(options, Watching):
+        raise InvalidInput(f"`{next(iter(options.given))}` goes with the URL of a server: leave it out.")
+    if not sources and not run.arms.exists():
+        raise InvalidInput(f"{run.path} has no settings that were run yet: pass files of them, or the URL of a server.")
+    table = options or TableOptions()
+    return tune_arms(read_arms(list(map(Path, sources)) or [run.path], columns_of(table.columns)), table)
 
 
 def tune(run: RunDirectory, url: str, options: Watching) -> Tuned:
@@ -100,7 +121,7 @@ def _watched(run: RunDirectory, url: str, options: Watching) -> tuple[Recording,
     if options.plain_url:
         files[options.plain_url] = run.path / PLAIN
     earlier = {url: Recording.load(path) for url, path in files.items() if path.exists() and not options.overwrite}
-    source = {"prompts": options.drive, "in_order": True}
+    source = Source(prompts=options.drive, in_order=True)
     prompts = asked_of(conversations_of(source), source) if options.drive else []
     recordings, notes = dict[str, Recording](), list[str]()
     try:
@@ -224,7 +245,8 @@ def _plan(
     ).save(run.profile)
     unknown.append(_between(calibration, length, *max(timed.items())[1]))
     try:
-        search(run, engine=recording.engine, batch_sizes=list(timed), measured_only=True)
+        options = SearchOptions(engine=recording.engine, batch_sizes=list(timed))
+        search(run, options, TreeLimits(measured_only=True))
         note(f"The report is in {write_report(run)[0]}.")
         written = export(run, recording.engine, options=ExportOptions(beyond=beyond))[1]
         unknown += written.notes

@@ -11,10 +11,10 @@ from typing import Annotated, Literal, Protocol, TypeVar
 from pydantic import Field
 
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.files import parameters
 from treeopt.files.fields import Amount, Count, Positive, Share
 from treeopt.records.display import Exported, one_line, viewer
 from treeopt.records.estimate import Estimate
+from treeopt.records.exchange import ExportOptions
 from treeopt.records.figure import Figure, fastest
 from treeopt.records.origins import DrafterRecord, JsonRecord, Provenance, RuleRecord, Runtime
 from treeopt.trees.draft import Draft, draft_tree
@@ -315,13 +315,12 @@ class Plan(JsonRecord):
     def __iter__(self) -> Iterator[PlanEntry]:
         return iter(self.entries)
 
-    @parameters.declared
     def export(
         self,
         engine: str,
         folder: str | Path,
         *,
-        batch_size: parameters.Count | None = None,
+        batch_size: int | None = None,
         method: str | None = None,
         beyond: Beyond = "off",
     ) -> Exported:
@@ -335,7 +334,7 @@ class Plan(JsonRecord):
 
         Raises InvalidInput for what the engine would refuse or misread.
         """
-        options = {"batch_size": batch_size, "method": method, "beyond": beyond}
+        options = ExportOptions(batch_size=batch_size, method=method, beyond=beyond)
         exported: Exported = viewer().write_export(self, engine, Path(folder), options)
         return exported
 

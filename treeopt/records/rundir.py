@@ -48,7 +48,7 @@ def maker(name: str) -> list[str]:
     if stem == "arms":
         return ["bench", "--launch", "COMMAND", "--lengths", "0,2,4,8"]
     if stem == "requests":
-        return ["calibrate", "--from-logs", "FILE"]
+        return ["requests", "FILE"]
     match = BENCH.fullmatch(stem)
     if match is None:
         return [MAKERS.get(stem, stem)]
@@ -73,7 +73,7 @@ class RunDirectory:
         self.trace = self.path / "trace.npz"  # calibrate
         self.calibration = self.path / "calibration.json"  # calibrate
         self.probe = self.path / "probe.npz"  # calibrate, under typical acceptance
-        self.requests = self.path / "requests.npz"  # calibrate --from-logs
+        self.requests = self.path / "requests.npz"  # requests
         self.profile = self.path / "profile.json"  # profile
         self.plan = self.path / "plan.json"  # search
         self.bench = self.path / "bench.json"  # bench
@@ -198,7 +198,7 @@ class RunDirectory:
         return _read(self.trace, RankTrace.load, self.command("calibrate"))
 
     def read_probe(self) -> Probe:
-        return _read(self.probe, Probe.load, self.command("calibrate", "--acceptance", "typical"))
+        return _read(self.probe, Probe.load, self.command("calibrate", "--rule", "typical"))
 
     def read_calibration(self) -> Calibration:
         return _read(self.calibration, Calibration.load, self.command("calibrate"))

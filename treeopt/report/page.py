@@ -13,13 +13,14 @@ from typing import Any
 
 from treeopt import __version__
 from treeopt.engines.base import Written
-from treeopt.engines.plans import ExportOptions, export_plan, prepare, write_served
+from treeopt.engines.plans import export_plan, prepare, write_served
 from treeopt.engines.registry import runners
 from treeopt.errors import OutOfRange, TreeoptError
 from treeopt.files import storage, writing
 from treeopt.files.shell import command_line, printable
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.estimate import Estimate
+from treeopt.records.exchange import ExportOptions
 from treeopt.records.inputs import made_from, not_a_check, timed_elsewhere
 from treeopt.records.origins import DrafterRecord, Provenance
 from treeopt.records.plan import EXACT, Plan, PlanEntry

@@ -15,13 +15,13 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, redirect_stdout
-from math import inf
 from pathlib import Path
 from typing import Any, Protocol
 
 from treeopt import __version__
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported, first_line
 from treeopt.files.journal import Say
+from treeopt.records.options import Workers
 
 MOST_DEATHS = 3  # of workers over one block, before the block itself is taken for the reason
 ANSWER_S = 10  # that a cluster has to answer a connection
@@ -120,20 +120,16 @@ class Cluster(ExitStack):
                 yield number, content
 
 
-def cluster_of(engine: str | None, **options: Any) -> AbstractContextManager[Cluster | None]:
-    """The workers that --engine, --workers, --gpus-per-worker and --address ask for; None without --engine."""
-    given = {name: value for name, value in options.items() if value is not None}
-    if engine is None:
-        if given:
-            raise InvalidInput(f"`{next(iter(given))}` says how `engine=ray` works: add that, or leave it out.")
+def cluster_of(options: Workers) -> AbstractContextManager[Cluster | None]:
+    """The cluster that options ask for; None where they ask for no workers."""
+    if options.workers is None:
+        if options.given:
+            raise InvalidInput(f"`{next(iter(options.given))}` says how `workers` work: say how many, or leave it out.")
         return nullcontext()
-    if engine != "ray":
-        raise InvalidInput(f"`engine` must be ray here, but got {engine!r}.")
-    number, gpus = given.get("workers", 1), given.get("gpus_per_worker", 0)
-    if number < 1 or not 0 <= gpus < inf or (gpus > 1 and gpus % 1):
-        said = "`workers` must be at least 1, and `gpus_per_worker` a share of one or a whole number"
-        raise InvalidInput(f"{said}, but got {number} and {gpus}.")
-    return Cluster(number, gpus, given.get("address"))
+    gpus = options.gpus_per_worker or 0
+    if gpus > 1 and gpus % 1:
+        raise InvalidInput(f"`gpus_per_worker` must be a share of one or a whole number, but got {gpus}.")
+    return Cluster(options.workers, gpus, options.address)
 
 
 class Actor:

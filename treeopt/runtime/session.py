@@ -10,9 +10,9 @@ import torch
 from treeopt import __version__, demo
 from treeopt.errors import InvalidInput
 from treeopt.records.display import one_line
-from treeopt.records.merging import WHOLE, Shard
+from treeopt.records.options import Source
 from treeopt.records.origins import DrafterRecord, Provenance, Runtime
-from treeopt.records.rules import OPTIONS, RULES
+from treeopt.records.rules import Rule
 from treeopt.runtime.acceptance.rejection import Rejection, SampledChain
 from treeopt.runtime.acceptance.rules import Greedy, Sampling, Typical
 from treeopt.runtime.cluster import Cluster
@@ -39,8 +39,7 @@ class Session:
     weights: str = "checkpoint"  # or "random weights"
     acceptance: Greedy = field(default_factory=Greedy)
     temperature: float | None = None  # at which given answers were sampled
-    source: Mapping[str, object] = field(default_factory=dict)  # options that it was opened with; a trace keeps them
-    shard: Shard = WHOLE  # of the prompts that are calibrated on, which of their blocks
+    source: Source = field(default_factory=Source)  # options that it was opened with; a trace keeps them
     cluster: Cluster | None = None  # whose workers hold it, where this is an outline
     engine_python: str | None = None  # of the environment that has the engine that decodes
     known: Provenance | None = None  # of an outline: where its figures come from, as the worker tells it
@@ -86,93 +85,100 @@ class Session:
         return known
 
 
-def open_session(source: Mapping[str, Any] | None = None, prompts: PromptSet | None = None) -> Session:
+def open_session(source: Source | None = None, prompts: PromptSet | None = None) -> Session:
     """Load everything and raise InvalidInput where the parts do not belong together.
 
-    source  : by the names of `ModelOptions`; and model, and drawn: how many conversations of the prompts are held, see
-              `order_of`
     prompts : those of the source, where they have been read already
     """
-    source = {name: value for name, value in (source or {}).items() if value is not None}
-    rules, _ = open_rule(source), prompts_name(source)  # refused before anything is loaded
-    target, placed = open_model(source), _given(source, "revision", "trust_remote_code")
-    opened = open_drafter(source.get("drafter"), target, depth=source.get("draft_depth"), **placed)
+    source = source or Source()
+    rule, _ = open_rule(source), prompts_name(source)  # refused before anything is loaded
+    target = open_model(source)
+    opened = open_drafter(
+        source.drafter,
+        target,
+        depth=source.draft_depth,
+        revision=source.revision,
+        trust_remote_code=source.trust_remote_code,
+    )
     drafter: Drafter = opened.drafter
-    if source.get("acceptance") == "reject":
-        drafter, rules = by_rejection(drafter, target, rules)
-    prompts, responses = prompts or open_prompts(source, target), "responses" in source
+    if Rule.parse(source.rule or "greedy").name == "reject":
+        drafter, rule = by_rejection(drafter, target, rule)
+    prompts = prompts or open_prompts(source, target)
+    sampled_at = None
+    if source.responses and source.rule:
+        sampled_at = rule.record.get("temperature", 0.0)
     return Session(
         target,
         drafter,
         opened.record,
         prompts,
-        given=responses,
+        given=source.responses is not None,
         notes=(*opened.notes, *_skipped_note(prompts)),
-        acceptance=rules,
-        temperature=source.get("temperature") if responses else None,
+        acceptance=rule,
+        temperature=sampled_at,
         source=source,
-        engine_python=source.get("engine_python"),
+        engine_python=source.engine_python,
     )
 
 
-def _given(source: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
-    return {name: source[name] for name in names if name in source}
+def open_model(source: Source) -> Target:
+    return load_target(
+        source.model or demo.NAME,
+        dtype=source.dtype,
+        device=source.device,
+        device_map=source.device_map,
+        revision=source.revision,
+        trust_remote_code=source.trust_remote_code,
+    )
 
 
-def open_model(source: Mapping[str, Any]) -> Target:
-    placed = _given(source, "dtype", "device", "device_map", "revision", "trust_remote_code")
-    return load_target(source.get("model", demo.NAME), **placed)
+def open_rule(source: Source) -> Greedy:
+    """The acceptance rule that a session's options ask for.
 
+    Rejection needs the draft model too: here it is sampling, and `by_rejection` makes the two of them.
 
-def open_rule(source: Mapping[str, Any]) -> Greedy:
-    """The acceptance rule that a session's options ask for (one of `RULES`). Raises InvalidInput for options of another one.
-
-    Rejection needs the draft model too: here it is sampling, and `by_rejection` makes the two of them. Where answers are
-    given, a temperature alone is what they were sampled at, so that their rule is sample-then-match.
-
-    >>> open_rule({"acceptance": "typical", "temperature": 0.5}).record["temperature"]
+    >>> open_rule(Source(rule="typical:temperature=0.5")).record["temperature"]
     0.5
     """
-    name, temperature = source.get("acceptance"), source.get("temperature")
-    if name is None and temperature and "responses" not in source:
-        raise InvalidInput(
-            f"`temperature={temperature}` needs a rule that samples: add `acceptance=sample` (lossless) or "
-            "`acceptance=typical`."
-        )
-    name = name or ("sample" if temperature else "greedy")
-    if name not in RULES:
-        raise InvalidInput(f"`acceptance` must be one of {', '.join(RULES)}, but got {name!r}.")
-    for option in ("delta", "epsilon", "top_k", "top_p"):
-        if option in source and option not in OPTIONS[name]:
-            raise InvalidInput(f"`{option}` is not for `acceptance={name}`: leave it out.")
-    if name == "greedy":
-        if temperature:
-            raise InvalidInput(f"`acceptance=greedy` has no temperature: leave `temperature={temperature}` out.")
+    rule = Rule.parse(source.rule or "greedy")
+    if rule.name == "greedy":
         return Greedy()
-    options = _given(source, "temperature", *OPTIONS[name])
-    return Typical(**options) if name == "typical" else Sampling(**options)
+    if rule.name == "typical":
+        return Typical(**rule.parameters)
+    return Sampling(**rule.parameters, seed=source.seed or 0)  # type: ignore[arg-type]  # top_k is whole
 
 
 def open_prompts(
-    source: Mapping[str, Any], target: Target, *, held_out: bool = True, most: int | None = None
+    source: Source, target: Target, *, held_out: bool = True, most: int | None = None, drawn: int = 0
 ) -> PromptSet:
-    """The prompts of a session's options; for held_out and most of the demo's see `demo_prompts`."""
-    name, order = prompts_name(source), order_of(source)
+    """The prompts of a session's options; for held_out and most of the demo's see `demo_prompts`.
+
+    drawn : conversations that are held at least, see `order_of`
+    """
+    name, order = prompts_name(source), order_of(source, drawn)
     if name == demo.NAME:
-        return demo_prompts(target, held_out=held_out, most=most, seed=order.seed, **_given(source, "group_by"))
-    columns = _given(source, "column", "group_by", "responses", "chat_template", "split")
-    return load_prompts(target, name, order=order, **columns)
+        return demo_prompts(target, held_out=held_out, most=most, seed=order.seed, group_by=source.group_by)
+    return load_prompts(
+        target,
+        name,
+        order=order,
+        column=source.column,
+        group_by=source.group_by,
+        responses=source.responses,
+        split=source.split,
+        chat_template=source.chat_template,
+    )
 
 
-def prompts_name(source: Mapping[str, Any]) -> str:
+def prompts_name(source: Source) -> str:
     """A file, a folder, a datasets id or "demo"; InvalidInput where prompts are missing."""
-    name: str = source.get("prompts", demo.NAME)
-    if source.get("model", demo.NAME) != demo.NAME and "prompts" not in source:
+    if source.prompts is None and source.model not in (None, demo.NAME):
         raise InvalidInput(
             "`prompts` is needed with a model of your own, since trees and heads are only as good as the prompts "
             "behind them: pass a file (.jsonl, .json, .csv, .parquet, .txt) or a datasets id."
         )
-    if name == demo.NAME and not source.keys().isdisjoint(("column", "responses", "split")):
+    name = source.prompts or demo.NAME
+    if name == demo.NAME and (source.column or source.responses or source.split):
         raise InvalidInput("`column`, `responses` and `split` need `prompts`: the demo's are plain text.")
     return name
 
@@ -198,7 +204,7 @@ OUTLINE = {
 }
 
 
-def open_outline(source: Mapping[str, Any], threads: int) -> Session:
+def open_outline(source: Source, threads: int) -> Session:
     """A session that workers hold: of target, drafter and rule it has the plain attributes alone.
 
     The machine that gives the command so needs neither the memory nor the device that the model takes. The prompts travel
@@ -212,7 +218,7 @@ def open_outline(source: Mapping[str, Any], threads: int) -> Session:
     return replace(session, **parts, known=session.provenance())
 
 
-def open_in_worker(source: Mapping[str, Any], threads: int, prompts: PromptSet | None = None) -> Session:
+def open_in_worker(source: Source, threads: int, prompts: PromptSet | None = None) -> Session:
     """The session of the options, for these prompts where they are known already."""
     torch.set_num_threads(threads)
     return open_session(source, prompts)
@@ -222,8 +228,8 @@ def by_rejection(drafter: Drafter, target: Target, sampling: Greedy) -> tuple[Sa
     """A draft model that draws its chains, and the rule that accepts them; InvalidInput for other drafters."""
     if not isinstance(drafter, DraftModel) or drafter.has_marginals:
         raise InvalidInput(
-            "`acceptance=reject` needs a draft model that guesses token by token, `drafter=MODEL`, but the drafter is of the kind "
-            f"{drafter.kind}: use `acceptance=sample`."
+            "`rule=reject` needs a draft model that guesses token by token, `drafter=MODEL`, but the drafter is of the kind "
+            f"{drafter.kind}: use `rule=sample`."
         )
     assert isinstance(sampling, Sampling), "rejection samples"
     chains = SampledChain(drafter, target, sampling)

@@ -27,12 +27,10 @@ from pydantic import Field
 from treeopt.engines.measured.exposition import COUNTERS, Series, is_exposition, series_of
 from treeopt.engines.measured.survival import MOST_DRAFTS
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
-from treeopt.files.parameters import Positive, Range
 from treeopt.files.storage import document, read_json, schema, typed, write_json
 from treeopt.records.bootstrap import conversation_draws, interval95
 from treeopt.records.calibration import Calibration
 from treeopt.records.estimate import Estimate
-from treeopt.records.plan import Beyond
 from treeopt.serving.client import NoSuchPage, Server
 from treeopt.trees.tree import MOST_DEPTH
 
@@ -45,33 +43,6 @@ KIND = "watched"
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 STEP_MS = (0.05, 1e5)  # that a step may take
 UNEVEN = 0.05  # of the steps, by which tokens may be off: not all counts of a page are of one moment
-
-
-@dataclass(frozen=True, kw_only=True)
-class Watching:
-    """How a server is watched.
-
-    minutes   : how long to watch, with each number of ``clients``
-    plain     : a server without a drafter to be watched beside it, or watched.json of one that was watched before
-    drafter   : what makes the drafts, which counters do not say: eagle3, draft-model, ngram, mtp
-    drive     : file of prompts to send, in closed loops; by default nothing is sent but GETs
-    clients   : how many prompts are sent at once, one number after another
-    beyond    : what a schedule does above the largest load that was watched: off decodes plainly, last goes on
-    overwrite : forget what the run holds, its trace and calibration too; by default what is watched is added to what was
-    """
-
-    minutes: Positive = 5
-    plain: str | None = None
-    drafter: str | None = None
-    drive: str | None = None
-    clients: Sequence[Annotated[int, Range(1, 4096)]] = (1,)
-    beyond: Beyond = "off"
-    overwrite: bool = False
-
-    @property
-    def plain_url(self) -> str | None:
-        """The server without a drafter, where it is up."""
-        return self.plain if self.plain and "://" in self.plain else None
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ Each contains the next one. Trees are grown sibling-closed, or as chains.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from treeopt.errors import InvalidInput
-from treeopt.files.parameters import Range
+from treeopt.files.options import Options, option
 from treeopt.trees.tree import MAX_RANK, MOST_DEPTH, MOST_NODES, MOST_RANK, Tree
 
 
@@ -47,32 +46,18 @@ GROWN = ("sibling-closed", "chain")
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits of trees, named as the options are.
-
-    budget    : most rows verified per sequence and step, the root included
-    max_depth : depth of the deepest node; None for the number of heads
-    max_rank  : largest rank of a node
-    shape     : one of `GROWN`
+class Limits(Options):
+    """Limits of trees.
 
     >>> Limits(budget=64, max_depth=0)
     Traceback (most recent call last):
     treeopt.errors.InvalidInput: max_depth must be at least 1, but got 0.
     """
 
-    budget: int = 64
-    max_depth: int | None = None
-    max_rank: int = MAX_RANK
-    shape: str = "sibling-closed"
-
-    def __post_init__(self) -> None:
-        ranges = {"budget": Range(1, MOST_NODES), "max_rank": Range(0, MOST_RANK), "max_depth": Range(1, MOST_DEPTH)}
-        for option, allowed in ranges.items():
-            value = getattr(self, option)
-            if value is not None and (fault := allowed.fault(value)):
-                raise InvalidInput(f"`{option}` {fault}, but got {value}.")
-        if self.shape not in GROWN:
-            raise InvalidInput(f"`shape` must be {' or '.join(GROWN)}, but got {self.shape!r}.")
+    budget: int = option("most rows verified per sequence and step, the root included", 64, least=1, most=MOST_NODES)
+    max_depth: int | None = option("depth of the deepest node; None for the number of heads", least=1, most=MOST_DEPTH)
+    max_rank: int = option("largest rank of a node", MAX_RANK, least=0, most=MOST_RANK)
+    shape: str = option("shape of trees", "sibling-closed", choices=GROWN)
 
     def depth(self, num_heads: int) -> int:
         """Depth of the deepest node with a drafter of so many heads.

@@ -8,13 +8,11 @@ one row further on. Depth costs by the head: all sizes are timed at the full dep
 import itertools
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from treeopt.growth.grow import grow_products
 from treeopt.growth.source import Source
-from treeopt.latency.rounds import PRECISION
 from treeopt.records.trace import RankTrace
 from treeopt.trees.draft import MOST_ROWS, DDTree, Draft, DynamicTree, pool_size, product_size
 from treeopt.trees.shapes import Limits
@@ -30,33 +28,6 @@ LEVELS, ROWS = (1, 2, 3, 4, 6, 8), (4, 8, 16, 32, 64)  # of dynamic trees in an 
 NEAR = 1.25  # a larger tile's edge is taken for a smaller one's so near by
 # Shape of published Medusa-1 accuracies, used to make trees for timing where nothing was calibrated.
 TYPICAL_ACCEPT = np.outer(0.55 * 0.6 ** np.arange(8), 0.45 ** np.arange(MAX_RANK + 1))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """The settings to time, and how well their latencies are to be known.
-
-    contexts    lengths [tokens] at which to time; none: whatever they are
-    sizes       exactly these; by default placed up to ``budget`` rows
-    precision   margin of error of every latency at which timing ends
-    """
-
-    batch_sizes: Sequence[int]
-    contexts: Sequence[int] = ()
-    sizes: Sequence[int] | None = None
-    budget: int = 64
-    precision: float = PRECISION
-    time_limit_s: float = 60.0  # of everything together
-
-    @property
-    def largest(self) -> int:
-        return max(self.sizes or [self.budget])
-
-    @property
-    def settings(self) -> list[tuple[int, int | None]]:
-        """The batch sizes with each context; None where there is none."""
-        contexts: list[int | None] = [*sorted(set(self.contexts))] or [None]
-        return [(batch_size, context) for batch_size in sorted(set(self.batch_sizes)) for context in contexts]
 
 
 def placed_sizes(batch_size: int, budget: int) -> tuple[int, ...]:

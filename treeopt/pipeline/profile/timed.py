@@ -20,15 +20,9 @@ from treeopt.growth.source import Source, source_of
 from treeopt.latency.rounds import Rounds, TimingPlan, Visit, Visitor, processor_share, time_rounds
 from treeopt.pipeline.logged import lookups, some_requests
 from treeopt.pipeline.profile.outcome import check_can_join, finish
-from treeopt.pipeline.profile.placement import (
-    Wanted,
-    anew_trees,
-    engine_trees,
-    placed_sizes,
-    timing_trees,
-    tree_families,
-)
+from treeopt.pipeline.profile.placement import anew_trees, engine_trees, placed_sizes, timing_trees, tree_families
 from treeopt.records.inputs import find_accuracies, inputs_of
+from treeopt.records.options import ProfileOptions
 from treeopt.records.origins import OURS, Origin, Runtime, check_same_origin
 from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
 from treeopt.records.rundir import RunDirectory
@@ -52,38 +46,24 @@ Place = tuple[int, int | None]  # batch size; tokens that rows are held at, None
 
 
 def profile(
-    run: RunDirectory,
-    session: Session,
-    *,
-    engine: str | None = None,
-    max_new_tokens: int = 128,
-    calibration: str | None = None,
-    compiled: bool = False,
-    overwrite: bool = False,
-    **options: Any,
+    run: RunDirectory, session: Session, wanted: ProfileOptions, *, max_new_tokens: int = 128
 ) -> LatencyProfile:
     """Time decoding steps at each batch size and context, until every latency is known well enough.
-
-    engine       whose own steps are timed; by default treeopt's decoder
-    calibration  what trees are grown on, a path or a name; by default the run's own
-    overwrite    whether a profile of something else may be replaced
-    options      those of `Wanted`
 
     A batch size that does not fit into memory is halved, unless that one is measured anyway.
     """
     from treeopt.runtime.target import compile_target
 
-    wanted, is_random, opened = Wanted(**options), session.weights != "checkpoint", None
+    is_random, opened = session.weights != "checkpoint", None
     if is_random and not wanted.contexts:
         wanted = replace(wanted, contexts=(RANDOM_CONTEXT,))
-    if engine is not None:
-        own = {"contexts": wanted.contexts, "sizes": wanted.sizes, "compiled": compiled, "calibration": calibration}
-        opened = _opened(engine, session, max_new_tokens, wanted, own)
+    if wanted.engine is not None:
+        opened = _opened(wanted.engine, session, max_new_tokens, wanted)
         _ = run.requests.exists() or run.read_trace()
     usual = RANDOM_CALIBRATION if is_random else None
-    used, record = find_accuracies(run, calibration, otherwise=usual) or (None, None)
+    used, record = find_accuracies(run, wanted.calibration, otherwise=usual) or (None, None)
     source = source_of(record) if record else None
-    if calibration is None and source is not None and used == run.trace:
+    if wanted.calibration is None and source is not None and used == run.trace:
         there, here = (
             Origin.of({"drafter": drafter}) for drafter in (source.meta.get("drafter"), session.drafter_record)
         )
@@ -96,24 +76,24 @@ def profile(
             raise InvalidInput(
                 f"`sizes` must be at most {most} with {heads} heads and the ranks that are known, but got {beyond[0]}."
             )
-    if compiled:
+    if wanted.compiled:
         compile_target(session.target)
     runtime: Runtime = {"name": opened.name, "version": opened.version} if opened else session.runtime()
     if opened and opened.is_launched:
         runtime["launches"] = True
-    check_can_join(run, runtime, session.provenance(seed=0), overwrite=overwrite)
+    check_can_join(run, runtime, session.provenance(seed=0), overwrite=wanted.overwrite)
     measurement.measure()
     points, plain = all_timings(measurement.found)
     info = _info(session, measurement) | {"inputs": inputs_of(used) if used else {}}
     return finish(run, LatencyProfile(points, plain, runtime, info), wanted.precision)
 
 
-def _opened(engine: str, session: Session, max_new_tokens: int, wanted: Wanted, own: Mapping[str, object]) -> Stepper:
-    """The engine, where its steps can be timed as wanted; ``own`` are options that only treeopt's own decoder has."""
+def _opened(engine: str, session: Session, max_new_tokens: int, wanted: ProfileOptions) -> Stepper:
+    """The engine, where its steps can be timed as wanted."""
     from treeopt.runtime.engines import open_stepper
 
     asked, batch_size = f"`engine={engine}`", max(wanted.batch_sizes)
-    if given := [name for name, value in own.items() if value]:
+    if given := [name for name in ("contexts", "sizes", "compiled", "calibration") if name in wanted.given]:
         raise InvalidInput(f"{asked} does not go with `{given[0]}`: leave it out.")
     opened = open_stepper(engine, session.setup(max_new_tokens), session.engine_python)
     if not opened.is_stepwise:
@@ -137,7 +117,7 @@ class Measurement:
 
     run: RunDirectory
     session: Session
-    wanted: Wanted
+    wanted: ProfileOptions
     source: Source | None
     max_new_tokens: int
     engine: Stepper | None

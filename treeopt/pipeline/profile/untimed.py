@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -25,8 +24,9 @@ from treeopt.latency.hardware import DTYPES, MEDUSA, device_of, drafting_of, sha
 from treeopt.latency.roofline import MEASURES, analytical_profile
 from treeopt.latency.rounds import PRECISION
 from treeopt.pipeline.profile.outcome import check_can_join, finish
-from treeopt.pipeline.profile.placement import NUM_HEADS, Wanted
+from treeopt.pipeline.profile.placement import NUM_HEADS
 from treeopt.records.inputs import find_accuracies, inputs_of
+from treeopt.records.options import ProfileOptions, Source
 from treeopt.records.origins import Provenance
 from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
 from treeopt.records.rundir import RunDirectory
@@ -202,42 +202,34 @@ def check_nothing_lost(run: RunDirectory, result: LatencyProfile) -> None:
 
 
 def profile_analytical(
-    run: RunDirectory,
-    device: str,
-    model: str,
-    *,
-    num_heads: int | None = None,
-    dtype: str | None = None,
-    drafter: str | None = None,
-    overwrite: bool = False,
-    **options: Any,
+    run: RunDirectory, device: str, source: Source, options: ProfileOptions, *, num_heads: int | None = None
 ) -> LatencyProfile:
     """Computed latencies of all sizes as the run's profile, and notes of what they rest on.
 
     device     its name, or its two roofs
-    model      its config.json, a folder with one, or a name that `shape_of` knows
+    source     its model is a config.json, a folder with one, or a name that `shape_of` knows; its drafter a kind or a
+               config.json, by default as calibrated, else Medusa heads
     num_heads  levels of drafting; by default as calibrated, else 4
-    drafter    a kind, or a config.json; by default as calibrated, else Medusa heads
-    options    those of `Wanted`: batch_sizes, contexts, sizes, budget
     """
-    wanted = Wanted(**options)
-    if run.profile.exists() and not overwrite and run.read_profile().info.get("measures") != MEASURES:
+    if source.model is None:
+        raise InvalidInput("`analytical` needs the model's shape: pass its config.json as `model`.")
+    if run.profile.exists() and not options.overwrite and run.read_profile().info.get("measures") != MEASURES:
         raise InvalidInput(
             f"{run.profile} was measured and is not replaced unasked: pass `overwrite` or another `run`."
         )
-    if dtype not in (None, *DTYPES):
-        raise Unsupported(f"`analytical` knows devices' speeds in {' and '.join(DTYPES)}, not in {dtype}.")
-    roofs, (shape, file, own) = device_of(device), shape_of(model)
+    if source.dtype not in (None, *DTYPES):
+        raise Unsupported(f"`analytical` knows devices' speeds in {' and '.join(DTYPES)}, not in {source.dtype}.")
+    roofs, (shape, file, own) = device_of(device), shape_of(source.model)
     calibrated = find_accuracies(run)
     kind = (calibrated[1].meta.get("drafter") or {}).get("kind") if calibrated else None
-    drafts = drafting_of(drafter or kind or MEDUSA.kind, shape)
+    drafts = drafting_of(source.drafter or kind or MEDUSA.kind, shape)
     result = analytical_profile(
         shape,
         roofs,
-        batch_sizes=wanted.batch_sizes,
-        contexts=wanted.contexts or (COMPUTED_CONTEXT,),
-        dtype=dtype or own or "bfloat16",
-        sizes=wanted.sizes or range(2, wanted.budget + 1),
+        batch_sizes=options.batch_sizes,
+        contexts=options.contexts or (COMPUTED_CONTEXT,),
+        dtype=source.dtype or own or "bfloat16",
+        sizes=options.sizes or range(2, options.budget + 1),
         num_heads=num_heads or (calibrated[1].num_heads if calibrated else NUM_HEADS),
         drafter=drafts,
     )

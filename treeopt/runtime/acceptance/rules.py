@@ -125,9 +125,9 @@ class Sampling(Greedy):
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise InvalidInput(f"`top_p` must be above 0 and at most 1, but got {self.top_p}.")
+            raise InvalidInput(f"top_p must be above 0 and at most 1, but got {self.top_p}.")
         if self.top_k is not None and self.top_k < 1:
-            raise InvalidInput(f"`top_k` must be at least 1, but got {self.top_k}.")
+            raise InvalidInput(f"top_k must be at least 1, but got {self.top_k}.")
 
     @property
     def record(self) -> RuleRecord:
@@ -170,9 +170,7 @@ class Sampling(Greedy):
 def check_temperature(temperature: float) -> None:
     """Raise InvalidInput for a temperature that nothing can be drawn at."""
     if not 0 < temperature < math.inf:
-        raise InvalidInput(
-            f"`temperature` must be above 0, but got {temperature}: greedy decoding is `acceptance=greedy`."
-        )
+        raise InvalidInput(f"temperature must be above 0, but got {temperature}: greedy decoding is `rule=greedy`.")
 
 
 def rows_at_once(vocab_size: int) -> int:
@@ -248,9 +246,9 @@ class Typical(Greedy):
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
         if not 0 < self.epsilon < 1:
-            raise InvalidInput(f"`epsilon` must be a probability above 0 and below 1, but got {self.epsilon}.")
+            raise InvalidInput(f"epsilon must be a probability above 0 and below 1, but got {self.epsilon}.")
         if self.delta is not None and not 0 < self.delta < math.inf:
-            raise InvalidInput(f"`delta` must be above 0, but got {self.delta}.")
+            raise InvalidInput(f"delta must be above 0, but got {self.delta}.")
 
     @property
     def record(self) -> RuleRecord:

@@ -7,9 +7,11 @@ takes. Those of bench are drawn from all that are left, of every group its share
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
+
+from treeopt.records.options import Prompts
 
 MOST_DRAWN = 2**14  # conversations of a source; the texts of a million rows are not held
 
@@ -27,10 +29,9 @@ class Order:
     most: int = MOST_DRAWN
 
 
-def order_of(source: Mapping[str, Any]) -> Order:
-    """The order of the prompts of a session's options: shuffled by the seed, or as they stand."""
-    seed = None if source.get("in_order") else source.get("seed") or 0
-    return Order(seed, max(source.get("drawn", 0), MOST_DRAWN))
+def order_of(prompts: Prompts, drawn: int = 0) -> Order:
+    """The order of prompts: shuffled by their seed, or as they stand; so many of them are held at least."""
+    return Order(None if prompts.in_order else prompts.seed or 0, max(drawn, MOST_DRAWN))
 
 
 class Draw(Generic[T]):

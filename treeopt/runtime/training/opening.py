@@ -7,7 +7,7 @@ there, as in calibration: in a loop every head looks brilliant and learns nothin
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -23,6 +23,7 @@ from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files import npz, storage
 from treeopt.files.journal import Advance, Journal, Make, Say
 from treeopt.records.drafters import DRAFTERS
+from treeopt.records.options import Source
 from treeopt.runtime.acceptance.rules import Greedy
 from treeopt.runtime.checkpoints import save_heads
 from treeopt.runtime.decode import decode
@@ -54,9 +55,9 @@ def wanted_precision(given: str | None, target: Target) -> str:
     return PRECISIONS[is_half and torch.cuda.is_bf16_supported()]
 
 
-def open_seeds(source: Mapping[str, Any], target: Target, most: int) -> PromptSet:
+def open_seeds(source: Source, target: Target, most: int) -> PromptSet:
     """The first ``most`` prompts to answer, in the seed's order; the demo's are none of calibration's and bench's."""
-    found = open_prompts({**source, "drawn": most}, target, held_out=False, most=most)
+    found = open_prompts(source, target, held_out=False, most=most, drawn=most)
     return replace(found, conversations=found.conversations[:most])
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import ClassVar
 
 from treeopt.errors import InvalidInput
-from treeopt.files.parameters import Count, Positive, parameters_of
+from treeopt.files.options import Options, option
 from treeopt.records.drafters import RECIPES, RecipeDefaults
 
 KINDS = tuple(RECIPES)
@@ -23,39 +23,39 @@ DRAFT_VOCAB = 32_000  # as published drafters have
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How heads of one kind are trained, for so many steps, passes over the texts, or minutes.
+class Recipe(Options):
+    """How heads of one kind are trained, for so many steps, passes over the texts, or minutes."""
 
-    kind          : what to train
-    num_heads     : number of heads: tokens to guess beyond the next one. Of eagle3 the steps that its layer is unrolled over,
-                    of dflash the guesses of a block
-    num_layers    : residual blocks of each head; by default 1. Of dflash the layers; by default 2
-    draft_vocab   : tokens that eagle3 guesses: those that the answers have most often; by default 32,000, or all
-    steps         : steps to train
-    epochs        : passes over the texts; by default 1, unless ``steps`` or ``minutes``
-    minutes       : minutes to train. The learning rate falls over this time
-    batch_size    : texts in each step
-    accumulate    : split each step into this many passes, to save memory
-    learning_rate : highest learning rate of the heads; by default 0.001; eagle3 and dflash 0.0005
-    start         : heads of the same kind to go on from, named as a drafter is; by default new ones
-    """
-
-    kind: Annotated[str, KINDS] = "medusa-1"
-    num_heads: Count = 4
-    num_layers: Count | None = None
-    draft_vocab: Count | None = None
-    steps: Count | None = None
-    epochs: Positive | None = None
-    minutes: Positive | None = None
-    batch_size: Count = 8
-    accumulate: Count = 1
-    learning_rate: Positive | None = None
-    start: str | None = None
+    heading: ClassVar[str] = "Heads and training"
+    kind: str = option("what to train", "medusa-1", choices=KINDS, common=True)
+    num_heads: int = option(
+        "number of heads: tokens to guess beyond the next one. Of eagle3 the steps that its layer is unrolled over, of dflash the "
+        "guesses of a block",
+        4,
+        least=1,
+        common=True,
+    )
+    num_layers: int | None = option(
+        "residual blocks of each head; by default 1. Of dflash the layers; by default 2", least=1
+    )
+    draft_vocab: int | None = option(
+        "tokens that eagle3 guesses: those that the answers have most often; by default 32,000, or all", least=1
+    )
+    steps: int | None = option("steps to train", least=1, common=True)
+    epochs: float | None = option(
+        "passes over the texts; by default 1, unless ``steps`` or ``minutes``", above=0, common=True
+    )
+    minutes: float | None = option("minutes to train. The learning rate falls over this time", above=0, common=True)
+    batch_size: int = option("texts in each step", 8, least=1)
+    accumulate: int = option("split each step into this many passes, to save memory", 1, least=1)
+    learning_rate: float | None = option(
+        "highest learning rate of the heads; by default 0.001; eagle3 and dflash 0.0005", above=0
+    )
+    start: str | None = option("heads of the same kind to go on from, named as a drafter is; by default new ones")
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, parameter in parameters_of(Recipe).items():
-            parameter.check(getattr(self, name))
+        super().__post_init__()
         if self.kind == "eagle3" and self.num_layers not in (None, 1):
             raise InvalidInput(f"`num_layers` must be 1 for eagle3, which is one layer, but got {self.num_layers}.")
         if not self.defaults.own_vocab and self.draft_vocab is not None:

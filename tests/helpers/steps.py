@@ -1,0 +1,59 @@
+"""The steps of the line by keywords: each goes to the class of options that has it."""
+
+from dataclasses import fields
+
+import treeopt
+from treeopt import pipeline
+from treeopt.pipeline.search import request_of as request_of_options
+from treeopt.records.options import (
+    BenchOptions,
+    CalibrateOptions,
+    Model,
+    ProfileOptions,
+    Prompts,
+    SearchOptions,
+    Server,
+    TreeLimits,
+)
+
+
+def parted(options, *kinds):
+    """An instance of each class, made of the keywords that are its fields; those of none are refused."""
+    instances = []
+    for kind in kinds:
+        names = {field.name for field in fields(kind)}
+        instances.append(kind(**{name: options.pop(name) for name in list(options) if name in names}))
+    assert not options, f"no option: {[*options]}"
+    return instances
+
+
+def calibrate(run, session, *, counts=None, probe_rounds=2, **options):
+    return pipeline.calibrate(
+        run, session, *parted(options, CalibrateOptions), counts=counts, probe_rounds=probe_rounds
+    )
+
+
+def profile(run, session, *, max_new_tokens=128, **options):
+    return pipeline.profile(run, session, *parted(options, ProfileOptions), max_new_tokens=max_new_tokens)
+
+
+def search(run, **options):
+    return pipeline.search(run, *parted(options, SearchOptions, TreeLimits))
+
+
+def request_of(record, latencies, **options):
+    return request_of_options(record, latencies, *parted(options, SearchOptions, TreeLimits))
+
+
+def bench(run, session, **options):
+    return pipeline.bench(run, session, *parted(options, BenchOptions))
+
+
+def api_bench(plan=None, session=None, *, run=treeopt.RUN, **options):
+    """`treeopt.bench` with the options of a server, a model and prompts too."""
+    wanted, server, model, prompts = parted(options, BenchOptions, Server, Model, Prompts)
+    model = session if session is not None else model
+    if server.given:
+        source = pipeline.source_of(model, None, prompts)
+        return pipeline.bench_run(treeopt.RunDirectory.of(run), source, wanted, server)
+    return treeopt.bench(plan, model, prompts=prompts if prompts.given else None, run=run, options=wanted)
