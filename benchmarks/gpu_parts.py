@@ -28,7 +28,7 @@ from treeopt.pipeline.profile.outcome import finish
 from treeopt.pipeline.profile.placement import timing_trees, tree_families
 from treeopt.pipeline.profile.timed import all_timings
 from treeopt.records.calibration import Calibration
-from treeopt.records.options import Source
+from treeopt.records.options import ProfileOptions, Source
 from treeopt.records.profile import LatencyProfile, ProfileSetting
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.decode import decode, synchronize
@@ -186,9 +186,10 @@ def time_eager(
 ) -> dict[str, Any]:
     """Steps of treeopt's own decoder, by its own profile."""
     sizes = part.sizes["sizes"][-1:] if options else part.sizes["sizes"]  # every size is compiled anew
-    pipeline.profile(
-        run, session, batch_sizes=at[:1], contexts=at[1:], sizes=sizes, calibration=ACCURACIES, time_limit_s=seconds, **options
-    )  # fmt: skip
+    wanted = ProfileOptions(
+        batch_sizes=at[:1], contexts=at[1:], sizes=sizes, calibration=ACCURACIES, time_limit_s=seconds, **options
+    )
+    pipeline.profile(run, session, wanted)
     return {}
 
 

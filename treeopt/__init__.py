@@ -15,8 +15,7 @@ command of that name. A model is loaded by each function that needs one; to load
     session = treeopt.open("MODEL", drafter="HEADS", prompts="prompts.jsonl")
     trace = treeopt.calibrate(session)
 
-``run`` is the run directory, as --run: results are kept there, and what a function needs and is not given is read
-there. Results show themselves in a notebook. Importing treeopt is quick; a function imports what it needs.
+``run`` is the run directory, as --run: results are kept there, and what a function is not given is read there.
 """
 
 from __future__ import annotations
@@ -111,10 +110,8 @@ def open(
     Raises InvalidInput where they do not belong together.
     """
     from treeopt import pipeline
-    from treeopt.records.rundir import RunDirectory
 
-    source = pipeline.source_of(model, drafter, prompts, rule)
-    return pipeline.session_of(RunDirectory.of(run), source)
+    return pipeline.session_of(_opened(run), pipeline.source_of(model, drafter, prompts, rule))
 
 
 def calibrate(
@@ -128,20 +125,16 @@ def calibrate(
     run: str | Path | RunDirectory = RUN,
     options: CalibrateOptions | None = None,
 ) -> RankTrace | Probe:
-    """Measure at which rank the drafter has the token that really comes: the trace, kept in the run directory.
-
-    Under typical acceptance it is a probe, which is decoded with a tree.
+    """Measure at which rank the drafter has the token that really comes: the trace, or under typical acceptance a probe.
 
     num_prompts    : prompts to answer, by default 128; a quarter of them all is held out for bench at least
     max_new_tokens : longest answer, by default 128
     options        : others. The other parameters are those of `open`
     """
     from treeopt import pipeline
-    from treeopt.records.rundir import RunDirectory
 
-    run = RunDirectory.of(run)
     wanted = with_given(options or CalibrateOptions(), num_prompts=num_prompts, max_new_tokens=max_new_tokens)
-    return pipeline.calibrate_run(run, pipeline.source_of(model, drafter, prompts, rule), wanted)
+    return pipeline.calibrate_run(_opened(run), pipeline.source_of(model, drafter, prompts, rule), wanted)
 
 
 def requests(
@@ -160,10 +153,8 @@ def requests(
     overwrite : replace another measurement of the run, which is kept otherwise
     """
     from treeopt import pipeline
-    from treeopt.records.rundir import RunDirectory
 
-    run = RunDirectory.of(run)
-    return pipeline.calibrate_from_logs(run, log, tokenizer, columns or Prompts(), overwrite=overwrite)
+    return pipeline.calibrate_from_logs(_opened(run), log, tokenizer, columns or Prompts(), overwrite=overwrite)
 
 
 def profile(
@@ -188,16 +179,10 @@ def profile(
     options      : others. The other parameters are those of `open`
     """
     from treeopt import pipeline
-    from treeopt.records.rundir import RunDirectory
 
-    run = RunDirectory.of(run)
-    wanted = with_given(
-        options or ProfileOptions(),
-        batch_sizes=batch_sizes,
-        contexts=contexts,
-        time_limit_s=time_limit_s,
-        engine=engine,
-    )
+    run = _opened(run)
+    wanted = with_given(options or ProfileOptions(), batch_sizes=batch_sizes, contexts=contexts)
+    wanted = with_given(wanted, time_limit_s=time_limit_s, engine=engine)
     with run.writing():
         session = pipeline.session_of_run(run, pipeline.source_of(model, drafter), wanted.engine)
         return pipeline.profile(run, session, wanted)
@@ -262,9 +247,8 @@ def bench(
     options     : others. The other parameters are those of `open`
     """
     from treeopt import pipeline
-    from treeopt.records.rundir import RunDirectory
 
-    run = RunDirectory.of(run)
+    run = _opened(run)
     wanted = with_given(options or BenchOptions(), batch_size=batch_size, num_prompts=num_prompts)
     if plan is not None:
         with run.writing():
@@ -284,9 +268,8 @@ def tune(
     options : how the server is watched, or how settings are decided among
     """
     from treeopt import pipeline
-    from treeopt.records.rundir import RunDirectory
 
-    return pipeline.tune_sources(RunDirectory.of(run), list(map(str, sources)), options)
+    return pipeline.tune_sources(_opened(run), list(map(str, sources)), options)
 
 
 def compare(
@@ -314,7 +297,7 @@ def compare(
     budget        : most rows, where the first source has no plan and one is made
     tolerance     : per cent that may be lost; by default 0.5 by a plan or a group, 5 between two measurements
     noise         : how far two launches of one setting differ, as a standard deviation in per cent; by default what repeats say, else 2.5 %
-    group_by      : of one run: compare contexts, by powers of two, instead of groups of prompts
+    group_by      : of one run: compare contexts instead of groups of prompts
     """
     from treeopt import pipeline
 
@@ -339,9 +322,8 @@ def score(
     batch_size  : which of a plan's trees, where ``tree`` is a file with a plan
     """
     from treeopt import pipeline
-    from treeopt.records.rundir import RunDirectory
 
-    return pipeline.score(RunDirectory.of(run), tree, calibration=calibration, batch_size=batch_size)
+    return pipeline.score(_opened(run), tree, calibration=calibration, batch_size=batch_size)
 
 
 def train(
@@ -373,10 +355,7 @@ def train(
 
 
 def export(plan: Plan, engine: str, folder: str | Path, *, options: ExportOptions | None = None) -> Exported:
-    """Write a plan as an engine's own files (treeopt list engines) into a folder.
-
-    Raises InvalidInput for what the engine would refuse or misread.
-    """
+    """Write a plan as an engine's own files (treeopt list engines) into a folder."""
     return plan.export(engine, folder, **(options or ExportOptions()).given)
 
 
@@ -389,9 +368,14 @@ def load(path: str | Path) -> Result | RunDirectory:
     from pathlib import Path
 
     from treeopt.records.inputs import load_result
+
+    return _opened(path) if Path(path).is_dir() else load_result(path)
+
+
+def _opened(run: str | Path | RunDirectory) -> RunDirectory:
     from treeopt.records.rundir import RunDirectory
 
-    return RunDirectory.of(path) if Path(path).is_dir() else load_result(path)
+    return RunDirectory.of(run)
 
 
 def _viewer() -> Any:

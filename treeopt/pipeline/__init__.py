@@ -10,7 +10,7 @@ train.py     -> heads, and how they were made
 workers.py   what the workers of a cluster do for calibrate and train
 """
 
-from treeopt.pipeline.bench import bench, bench_run
+from treeopt.pipeline.bench import bench
 from treeopt.pipeline.calibrate import calibrate, calibrate_run
 from treeopt.pipeline.compare import compare
 from treeopt.pipeline.export import convert, export, export_all
@@ -18,6 +18,7 @@ from treeopt.pipeline.importing import import_file, merge_runs
 from treeopt.pipeline.logs import calibrate_from_logs
 from treeopt.pipeline.profile.timed import profile
 from treeopt.pipeline.profile.untimed import profile_analytical, profile_from_file
+from treeopt.pipeline.proof import bench_run
 from treeopt.pipeline.run import drafters_of, run_drafters, run_line
 from treeopt.pipeline.search import search, search_in_memory
 from treeopt.pipeline.session import open_random, open_session, resolve, session_of, session_of_run, source_of

@@ -14,13 +14,10 @@ from treeopt.growth.source import source_of
 from treeopt.pipeline.calibrate import collect
 from treeopt.pipeline.contest import contest
 from treeopt.pipeline.entrants import engine_entrants, own_entrants
-from treeopt.pipeline.launched import bench_plan
-from treeopt.pipeline.lengths import bench_lengths
 from treeopt.pipeline.logged import copied_entrants, prompts_of, some_requests, tried_drafts
-from treeopt.pipeline.session import session_of_run
 from treeopt.records.contender import Prompt
 from treeopt.records.inputs import inputs_of, not_a_check, stale_plan, timed_elsewhere
-from treeopt.records.options import BenchOptions, CalibrateOptions, Server, Source
+from treeopt.records.options import BenchOptions, CalibrateOptions
 from treeopt.records.origins import Origin, check_same_origin
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.pools import RANKS_ALONE
@@ -30,27 +27,12 @@ from treeopt.records.trace import Answers
 from treeopt.report.terminal import note
 
 if TYPE_CHECKING:
-    from treeopt.arms.arm import Arms
     from treeopt.records.benchmark import Benchmark
     from treeopt.runtime.prompts.sets import Conversation
     from treeopt.runtime.session import Session
     from treeopt.runtime.stepper import Stepper
 
 ANSWERED_AT_ONCE = 16  # conversations whose later turns are asked for
-
-
-def bench_run(run: RunDirectory, source: Source | Session, options: BenchOptions, server: Server) -> Benchmark | Arms:
-    """Decode by a model that is loaded here, by an engine, or by servers that a command starts."""
-    with run.writing():
-        if server.launch is None:
-            if server.given:
-                raise InvalidInput(
-                    f"`{next(iter(server.given))}` is of a server that `launch` starts: pass its command."
-                )
-            return bench(run, session_of_run(run, source, options.engine), options)
-        if not isinstance(source, Source):
-            raise InvalidInput("A server that is launched loads its model itself: pass no session.")
-        return (bench_lengths if server.lengths else bench_plan)(run, source, options, server)
 
 
 def bench(run: RunDirectory, session: Session, options: BenchOptions) -> Benchmark:
