@@ -13,7 +13,7 @@ from treeopt.errors import InvalidInput
 from treeopt.files.storage import document, schema, to_json, typed
 from treeopt.pipeline.importing import import_file
 from treeopt.pipeline.profile.outcome import with_earlier
-from treeopt.pipeline.search import check_latencies
+from treeopt.pipeline.search import checked_latencies
 from treeopt.pipeline.session import resolve
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
@@ -51,13 +51,13 @@ def trace_of(drafter, acceptance=GREEDY) -> RankTrace:
 
 def test_a_plan_takes_no_latencies_of_another_drafter_or_rule(run):
     trained_again = {**MEDUSA, "sha256": "b" * 64}  # costs alike
-    check_latencies(trace_of(MEDUSA), profile_of(trained_again), run, run.profile, (1,))
+    checked_latencies(trace_of(MEDUSA), profile_of(trained_again), run, run.profile, (1,))
     sampled = {"rule": "sample-then-match", "temperature": 0.7, "top_p": None, "top_k": None, "seed": 0}
     for other in (profile_of({**MEDUSA, "kind": "hydra"}), profile_of(OWN), profile_of(MEDUSA, sampled)):
         with pytest.raises(
             InvalidInput, match=r"do not belong together.* Time steps again: treeopt profile --overwrite"
         ):
-            check_latencies(trace_of(MEDUSA), other, run, run.profile, (1,))
+            checked_latencies(trace_of(MEDUSA), other, run, run.profile, (1,))
 
 
 def test_profiles_of_two_rules_are_not_joined(run):

@@ -172,8 +172,10 @@ def search(run: RunDirectory, as_json: bool, options: SearchOptions, limits: Tre
     """
     from treeopt import pipeline
     from treeopt.report.plan_table import plan_table
+    from treeopt.report.terminal import note
 
     plan = pipeline.search(run, options, limits)
+    note(*plan.notes)
     show_result(plan.document(), plan_table(plan), as_json)
 
 

@@ -20,13 +20,12 @@ from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.exchange import ExportOptions
 from treeopt.records.inputs import read_planned, stale_plan
-from treeopt.records.plan import Plan, for_all
+from treeopt.records.plan import Plan, by_batch_size, for_all
 from treeopt.records.rules import marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.plan_table import written_for
 from treeopt.report.terminal import note
 from treeopt.report.verdict import doubts, slowdown, times
-from treeopt.report.wording import by_batch_size
 from treeopt.runtime.waiting import import_torch
 from treeopt.trees.tree import Tree
 

@@ -80,6 +80,7 @@ def run_line(
     # The precision changes latencies, not what the engine takes.
     name = wanted.engine.partition("-")[0] if wanted.engine else None
     plan = search(run, SearchOptions(budget=wanted.budget, batch_sizes=wanted.batch_sizes, engine=name))
+    note(*plan.notes)
     decoding = BenchOptions(engine=wanted.engine, num_prompts=wanted.bench_prompts)
     results = [bench(run, session, replace(decoding, batch_size=entry.batch_size)) for entry in plan.entries]
     engines = export_all(run, plan, [name] if name else [])

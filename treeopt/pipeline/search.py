@@ -27,8 +27,8 @@ from treeopt.records.profile import LatencyProfile
 from treeopt.records.rules import rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
-from treeopt.report.terminal import note, progress
-from treeopt.report.wording import by_batch_size, count
+from treeopt.report.terminal import progress
+from treeopt.report.wording import count
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK
 
@@ -81,11 +81,11 @@ def search(run: RunDirectory, options: SearchOptions, limits: TreeLimits = NO_LI
     if why := broken(record):
         raise InvalidInput(f"{why} Nothing is planned from {used}.")
     timed, latencies = find_latencies(run, profile, own=calibration is None) or (None, None)
-    if latencies is None and run.profile.exists():
-        note(f"Planning without latencies; to use the run's, pass `profile={run.profile}`.")
     request, warnings = request_of(record, latencies, options, limits)
     if latencies is not None and timed is not None:
-        check_latencies(record, latencies, run, timed, request.sizes)
+        warnings += checked_latencies(record, latencies, run, timed, request.sizes)
+    elif run.profile.exists():
+        warnings.append(f"Planned without latencies; to use the run's, pass `profile={run.profile}`.")
     with progress("Searching", None):
         plan = plan_trees(record, latencies, request)
     entries = tuple(replace(entry, warnings=[*entry.warnings, *warnings]) for entry in plan.entries)
@@ -104,7 +104,6 @@ def _kept(run: RunDirectory, plan: Plan) -> Plan:
     else:
         plan = replace(plan, provenance=Provenance.here())
     plan.save(run.plan)
-    note(*by_batch_size({entry.batch_size: entry.warnings for entry in plan.entries}))
     return plan
 
 
@@ -224,32 +223,32 @@ def limits_for(engine: str, way: Method, given: Limits, trees: TreeLimits) -> Li
     )
 
 
-def check_latencies(
+def checked_latencies(
     record: Accuracies, profile: LatencyProfile, run: RunDirectory, file: Path, sizes: Sequence[int]
-) -> None:
-    """Raise InvalidInput for a run's own profile of another model, drafter or rule, OutOfRange for batch sizes it lacks.
+) -> list[str]:
+    """What speaks against planning with a profile: another number format or device, computed steps, or parts of steps.
 
-    Of a profile that was asked for by name, and of another number format or device, it is said. So is what speaks against
-    its latencies.
+    Raises InvalidInput for a run's own profile of another model, drafter or rule, OutOfRange for batch sizes it lacks.
     """
+    notes = list[str]()
     info, own = record.meta, file == run.profile
     measured, timed = Origin.of(info), Origin.of_latencies(profile.info, profile.runtime)
     if own:
         what = f"{file} (there) and what was calibrated (here)"
         check_same_origin(timed, measured.anywhere, what, f"Time steps again: {run.command('profile', '--overwrite')}")
     if differences := same_origin(timed, measured):
-        note(
+        notes.append(
             f"{file} (there) differs from what was calibrated (here) in {', '.join(differences)}: speedups are for there."
         )
     kind, measures = (info.get("drafter") or {}).get("kind"), profile.info.get("measures", "step")
     if measures == ANALYTICAL:
         drafts = ((profile.info.get("roofline") or {}).get("drafter") or {}).get("kind")
         other = "" if kind in (None, drafts) else f" for drafting with {drafts}, while {kind} takes another time"
-        note(
+        notes.append(
             f"Nothing was measured: the step latencies are computed{other}. The speedups are estimates: time steps to know."
         )
     elif profile.part:
-        note(f"The profile measures {profile.part} alone: the speedups are upper bounds.")
+        notes.append(f"The profile measures {profile.part} alone: the speedups are upper bounds.")
     if missing := sorted(set(sizes) - set(profile.batch_sizes)):
         have, lacking = (",".join(map(str, several)) for several in (profile.batch_sizes, missing))
         remedy = (
@@ -258,3 +257,4 @@ def check_latencies(
         raise OutOfRange(
             f"The profile covers batch sizes {have.replace(',', ', ')}, but {lacking} was asked. {remedy}."
         )
+    return notes

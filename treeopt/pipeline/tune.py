@@ -246,7 +246,7 @@ def _plan(
     unknown.append(_between(calibration, length, *max(timed.items())[1]))
     try:
         options = SearchOptions(engine=recording.engine, batch_sizes=list(timed))
-        search(run, options, TreeLimits(measured_only=True))
+        note(*search(run, options, TreeLimits(measured_only=True)).notes)
         note(f"The report is in {write_report(run)[0]}.")
         written = export(run, recording.engine, options=ExportOptions(beyond=beyond))[1]
         unknown += written.notes

@@ -3,7 +3,7 @@
 Each class below is an object of the file, its fields are the object's keys; None stands for unknown.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal, Protocol, TypeVar
@@ -152,6 +152,19 @@ class BatchRange:
 
     def __str__(self) -> str:
         return f"from {self.first} to {'the end' if self.last is None else self.last}: entry {self.entry}"
+
+
+def by_batch_size(said: Mapping[int, Sequence[str]] | Mapping[int | None, Sequence[str]]) -> list[str]:
+    """Each sentence once, with the batch sizes that it is for unless these are all.
+
+    >>> by_batch_size({1: ["Beware.", "Slow."], 8: ["Beware."]})
+    ['Beware.', 'Batch size 1: Slow.']
+    """
+    sizes: dict[str, list[str]] = {}
+    for size, sentences in said.items():
+        for text in dict.fromkeys(sentences):
+            sizes.setdefault(text, []).append(str(size))
+    return [text if len(of) == len(said) else f"Batch size {', '.join(of)}: {text}" for text, of in sizes.items()]
 
 
 def each_its_own(batch_sizes: list[int]) -> list[BatchRange]:
@@ -337,6 +350,11 @@ class Plan(JsonRecord):
         options = ExportOptions(batch_size=batch_size, method=method, beyond=beyond)
         exported: Exported = viewer().write_export(self, engine, Path(folder), options)
         return exported
+
+    @property
+    def notes(self) -> list[str]:
+        """What to beware of, each sentence once, with the batch sizes that it is for."""
+        return by_batch_size({entry.batch_size: entry.warnings for entry in self.entries})
 
     @property
     def shown(self) -> dict[str, object]:

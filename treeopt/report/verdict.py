@@ -14,10 +14,10 @@ from treeopt.latency.rounds import busy
 from treeopt.planning.select import NEGLIGIBLE
 from treeopt.records.benchmark import AS_IT_COMES, Benchmark
 from treeopt.records.estimate import Estimate
-from treeopt.records.plan import Plan, PlanEntry
+from treeopt.records.plan import Plan, PlanEntry, by_batch_size
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
-from treeopt.report.wording import by_batch_size, count, percent
+from treeopt.report.wording import count, percent
 from treeopt.trees.draft import ANEW
 
 PUBLISHED = "mc_sim_7b_63"

@@ -1,6 +1,6 @@
 """Words of figures: a value with its error, a number with its noun, ranges of numbers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from math import isnan, nan
@@ -45,19 +45,6 @@ def count(n: int, noun: str) -> str:
     ('1 sequence', '4,228 states')
     """
     return f"{n:,} {noun}" + ("" if n == 1 else "s")
-
-
-def by_batch_size(said: Mapping[int, Sequence[str]] | Mapping[int | None, Sequence[str]]) -> list[str]:
-    """Each sentence once, with the batch sizes that it is for unless these are all.
-
-    >>> by_batch_size({1: ["Beware.", "Slow."], 8: ["Beware."]})
-    ['Beware.', 'Batch size 1: Slow.']
-    """
-    found: dict[str, list[str]] = {}
-    for size, sentences in said.items():
-        for text in dict.fromkeys(sentences):
-            found.setdefault(text, []).append(str(size))
-    return [text if len(of) == len(said) else f"Batch size {', '.join(of)}: {text}" for text, of in found.items()]
 
 
 def ranges(numbers: Sequence[int]) -> str:
