@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -105,7 +106,7 @@ class Simulated:
         for clients in sweep.clients:
             rate = self.rates[length] * clients**0.8 * self.rng.lognormal(0, self.noise)
             answer = Answer("", 100, 0.0, 0.0, 100 * len(prompts) / rate)
-            about = {"name": str(length) if length else "plain", "batch_size": clients, "launch": len(launches)}
+            about = {"name": str(length) if length else "plain", "batch_size": clients}
             counted = {"drafts": 400, "drafted": 400 * length, "reached": [200] * length} if length else {}
             visits.append(visit.Visit(**about, **counted, answers=[answer] * len(prompts)).model_dump())
         return {"seconds": 1.0, "model": "m", "visits": visits}
@@ -215,7 +216,7 @@ def test_drafts_without_a_count_of_guesses_are_said_without_a_length(monkeypatch
     monkeypatch.setattr(visit, "_counted", counted)
     monkeypatch.setattr(visit, "drive", driven)
     with pytest.raises(InvalidInput, match="0 guesses a step were asked for, but the server made 120 drafts: launch"):
-        anyio.run(visit.visited, None, 0, visit.PLAIN, {1: (["x"], [1])})
+        anyio.run(partial(visit.visited, None, "plain", ["x"], [1], clients=1, length=0))
 
 
 AT_4 = {  # engine, its options, these with 4 guesses, the drafter's name

@@ -158,6 +158,6 @@ def test_a_contender_that_stopped_is_marked_in_the_file_and_below_the_table(tmp_
     speedups = [row[5] for row in bench_tables(bench)[0].rows]
     assert speedups[-1] == "slower (stopped)"
     assert all("[" in said for said in speedups[:-1])
-    bars = contenders_chart(bench).panels[0][0].series
+    bars = contenders_chart(bench).panels[0].series
     assert sum(len(one.x) for one in bars) == len(rest)
     assert "Stopped early" not in shown(bench_table(some_bench()))

@@ -66,11 +66,15 @@ class About:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """File name to text, the exact launch command with the flags that must match, and notes."""
+    """File name to text, the exact launch command with the flags that must match, and notes.
+
+    options : words of the command behind those that serve the base model, where it starts a server
+    """
 
     files: Mapping[str, str]
     command: str
     notes: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ Engines with a server take flags. Engines that are Python libraries get a progra
 """
 
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,18 +21,20 @@ TYPICAL = {"temperature": "temperature", "epsilon": "posterior_threshold", "delt
 Keys = Mapping[str, Any]  # of settings in JSON
 
 
-def launch(command: str, notes: Sequence[str] = (), files: Mapping[str, str] | None = None) -> Written:
-    """The files and the launch command, which `COMMANDS` holds unless the files have it."""
-    texts = dict(files or {})
+def launch(
+    command: str, notes: Sequence[str] = (), files: Mapping[str, str] | None = None, options: Sequence[str] = ()
+) -> Written:
+    """The files and the launch command with its options, which `COMMANDS` holds unless the files have it."""
+    texts, command = dict(files or {}), " ".join([command, *map(shell_word, options)])
     texts.setdefault(COMMANDS, f"{command}\n")
-    return Written(files=texts, command=command, notes=tuple(notes))
+    return Written(files=texts, command=command, notes=tuple(notes), options=tuple(options))
 
 
-def plain(command: str, draft: str = "chain") -> Written:
+def plain(command: str, draft: str = "chain", options: Sequence[str] = ()) -> Written:
     """The command that serves the base model alone, and a note that no ``draft`` pays: no chain, or no tree."""
-    text = f"# No {draft} pays: the base model without speculation.\n{command}\n"
-    note = f"No {draft} pays here: the command serves the base model."
-    return Written(files={COMMANDS: text}, command=command, notes=(note,))
+    written = launch(command, [f"No {draft} pays here: the command serves the base model."], options=options)
+    text = f"# No {draft} pays: the base model without speculation.\n{written.command}\n"
+    return replace(written, files={COMMANDS: text})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,15 +66,15 @@ class Templates:
     def __call__(self, served: Ranges[Any], about: About) -> Written:
         draft, (slots, flags) = only(served), self.slots
         holes = _holes(draft, about)
-        more = flags.format(**holes) if about.batch_size > slots else ""
+        options = shlex.split(flags.format(**holes)) if about.batch_size > slots else []
         if draft.depth == 0:
-            return plain((self.alone or self.command).format(**holes) + more, "chain" if self.options else "tree")
-        command = self.command.format(**holes) + more
+            return plain((self.alone or self.command).format(**holes), "chain" if self.options else "tree", options)
+        command = self.command.format(**holes)
         if self.options:
-            command += f" {self.options[about.drafter].format(**holes)}"
+            options += shlex.split(self.options[about.drafter].format(**holes))
         files = {name: text.format(**holes) for name, text in self.files.items()}
         notes = [note.format(**holes) for note in (*self.notes, *self.notes_of.get(about.drafter, ()))]
-        return launch(command, [*notes, *self.warnings(draft, about)], files)
+        return launch(command, [*notes, *self.warnings(draft, about)], files, options)
 
 
 def _holes(draft: Draft, about: About) -> dict[str, object]:

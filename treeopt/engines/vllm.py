@@ -35,7 +35,6 @@ from treeopt.engines.templates import launch, plain
 from treeopt.errors import InvalidInput
 from treeopt.files.fields import Count, Share
 from treeopt.files.fields import checked as row_of
-from treeopt.files.shell import shell_word
 from treeopt.records.drafters import LOOKED_UP
 from treeopt.records.plan import Ranges, only
 from treeopt.trees.draft import CopiedText, Draft
@@ -94,7 +93,7 @@ def write(served: Ranges[Draft], about: About) -> Written:
             "take VLLM_USE_V2_MODEL_RUNNER=1.",
         ]
     text = json.dumps(config)
-    return launch(f"vllm serve MODEL --speculative-config {shell_word(text)}", notes, {FILE: f"{text}\n"})
+    return launch("vllm serve MODEL", notes, {FILE: f"{text}\n"}, ("--speculative-config", text))
 
 
 STARTED = {  # drafter that copies text to the beginning of its launch command, and a note
@@ -116,8 +115,8 @@ def write_copied(served: Ranges[CopiedText], about: About) -> Written:
         return plain("vllm serve MODEL")
     text = json.dumps(config_of(draft))
     environment, note = STARTED[draft.drafter]
-    command = f"{environment}vllm serve MODEL --speculative-config {shell_word(text)}"
-    return launch(command, [note] if note else (), {FILE: f"{text}\n"})
+    options = "--speculative-config", text
+    return launch(f"{environment}vllm serve MODEL", [note] if note else (), {FILE: f"{text}\n"}, options)
 
 
 PREFIX = r"(?:ray_)?vllm[:_]"

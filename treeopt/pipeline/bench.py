@@ -106,7 +106,7 @@ def _bench_log(run: RunDirectory, session: Session, plan: Plan, engine: str, opt
     result = contest(
         stepper,
         copied_entrants(entry, tried_drafts(plan, entry, log), stepper),
-        prompts_of(log),
+        sorted(prompts_of(log), key=lambda prompt: prompt.cluster),
         batch_size=entry.batch_size,
         rounds=options.rounds,
         folder=run.partial(f"bench-{engine}"),

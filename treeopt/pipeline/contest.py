@@ -24,7 +24,7 @@ from treeopt.pipeline.entrants import AT_ONE, Entrant
 from treeopt.pipeline.plain import PlainAnswers, answers_of
 from treeopt.records.benchmark import AS_IT_COMES, FEWEST_LAUNCHES, LOOKS, Benchmark, loses_by_far
 from treeopt.records.contender import Block, Contender, Predicted, Prompt, Quality
-from treeopt.records.origins import OURS, Provenance, Runtime
+from treeopt.records.origins import OURS, Provenance
 from treeopt.report.terminal import note, progress
 from treeopt.trees.draft import Draft
 from treeopt.trees.tree import Tree
@@ -85,10 +85,8 @@ class Contest:
     @cached_property
     def from_here(self) -> Provenance:
         """The origin, with the engine where that is another than treeopt's own decoder."""
-        engine = self.stepper
-        about, launches = engine.about or None, engine.is_launched or None
-        runtime: Runtime = {"name": engine.name, "version": engine.version, "about": about, "launches": launches}
-        return self.origin if engine.name == OURS else replace(self.origin, engine=runtime)
+        is_ours = self.stepper.name == OURS
+        return self.origin if is_ours else replace(self.origin, engine=self.stepper.runtime)
 
     def decoded(self, rounds: int, folder: Path) -> Blocks:
         """The blocks of all turns, through a journal."""
@@ -265,10 +263,13 @@ def accepted_counts(blocks: Sequence[Block]) -> list[int]:
 
 
 def _widened(entrant: Entrant, blocks: Sequence[Block]) -> Draft:
-    """The entrant's draft, or the longest chain that was accepted: a server's present options name no draft, and guesses that are
-    split into tokens again may be more than were asked for.
+    """The entrant's draft, or the longest chain that was accepted: of options that name no draft, and of guesses that were split
+    into tokens again.
     """
-    if entrant.is_replayable or entrant.draft.drafter:
-        return entrant.draft
+    draft, counted = entrant.draft, max(len(block.counted) for block in blocks)
+    if counted and len(draft) == 1:
+        return Tree.chain(counted - 1)
+    if counted or entrant.is_replayable or draft.drafter:
+        return draft
     most = max(len(accepted_counts(blocks)) - 1, *(a.prefilled - 1 for block in blocks for a in block.answers))
-    return entrant.draft if most <= entrant.draft.depth else Tree.chain(most)
+    return draft if most <= draft.depth else Tree.chain(most)

@@ -1,39 +1,36 @@
 """Bench of a plan by servers that the user's own command starts: a launch for each contender, several times in turn.
 
-setting  a contender: by batch size the options that it adds to the command, and what it drafts, None where the server decides
-visit    what one launch answered at one batch size, and what the server counted meanwhile (`treeopt.serving.visit`)
+launch  one start of a server (`Served`), which answers the prompts of all batch sizes at which it has the same options
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from treeopt import demo
 from treeopt.engines.base import About
 from treeopt.engines.plans import Export, prepare, write_served
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.files.fields import checked
 from treeopt.files.journal import Journal
 from treeopt.files.shell import split_template
+from treeopt.files.storage import document, typed
 from treeopt.files.writing import discard
 from treeopt.pipeline.bench import evenly, usual_prompts
-from treeopt.pipeline.entrants import plain_and_chosen
-from treeopt.pipeline.logged import groups_of, some_requests, tried_drafts
+from treeopt.pipeline.contest import Blocks, Contest
+from treeopt.pipeline.entrants import Entrant, plain_and_chosen
+from treeopt.pipeline.logged import prompts_of, some_requests, tried_drafts
 from treeopt.pipeline.session import resolve
 from treeopt.planning.table import Candidate
 from treeopt.records.benchmark import FEWEST_LAUNCHES, Benchmark
-from treeopt.records.contender import Answer, Block, Contender, Predicted
+from treeopt.records.contender import Block, Prompt
 from treeopt.records.exchange import ExportOptions
 from treeopt.records.inputs import inputs_of, stale_plan
 from treeopt.records.options import BenchOptions, Prompts, Server, Source
@@ -44,12 +41,10 @@ from treeopt.records.rundir import LAUNCHED, RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note, progress
 from treeopt.runtime.prompts.chat import BLANK_LINE, dialogue
-from treeopt.serving.client import Prompt
 from treeopt.serving.launch import Launcher
-from treeopt.serving.visit import Visit, visited
+from treeopt.serving.served import Served
 from treeopt.text.rules import MANY
 from treeopt.trees.draft import Draft
-from treeopt.trees.tree import Tree
 
 if TYPE_CHECKING:
     from treeopt.runtime.prompts.sets import Conversation
@@ -58,8 +53,6 @@ SERVERS = ("vllm", "llama-cpp")  # that count drafts by position
 IN_A_ROW = 4  # requests of a conversation: a server keeps what one leaves behind for the next
 HEEDED = ("drafter", "prompts", "column", "group_by", "split", "chat_template", "in_order", "seed")
 DRAFTER = re.compile(r"\b(?:DRAFTER|HEADS)(?:\.gguf)?\b")
-
-Setting = dict[int, tuple[tuple[str, ...], Draft | None]]
 
 
 def bench_plan(run: RunDirectory, source: Source, options: BenchOptions, server: Server) -> Benchmark:
@@ -74,26 +67,19 @@ def bench_plan(run: RunDirectory, source: Source, options: BenchOptions, server:
     note(*stale_plan(run, plan), *export.notes)
     entries = [entry for entry in export.plan.entries if batch_size in (None, entry.batch_size)]
     most, loads = _loads(run, plan, entries, options, replace(source, drafter=None))
-    settings = _settings(export, entries, loads, source.drafter, server.present)
-    folder = run.partial(f"bench-{LAUNCHED}")
-    visits = _visits(run, launcher, folder, settings, loads, options.rounds or FEWEST_LAUNCHES)
-    results = []
+    servers = Servers(Runtime(name=engine, command=server.launch), launcher, most, run.path / "launches")
+    origin = replace(Provenance.here(), acceptance={"rule": "greedy"})
+    contests = {}
     for entry in entries:
-        size, runtime = entry.batch_size, Runtime(name=engine, command=server.launch)
-        at = [visit for visit in visits if visit.batch_size == size]
-        found = Benchmark(
-            contenders=tuple(
-                _contender(name, setting[size][1], at, loads[size], entry)
-                for name, setting in settings.items()
-                if size in setting
-            ),
-            prompts="held out",
-            inputs=inputs_of(run.plan, *([run.requests] if run.requests.exists() else [])),
-            max_new_tokens=most,
-            provenance=replace(Provenance.here(), acceptance={"rule": "greedy"}, engine=runtime),
-        )
-        run.replace_bench(found, plan, size, LAUNCHED)
-        results.append(found)
+        load = loads[entry.batch_size]
+        entrants = _entrants(servers, export, entry, load, source.drafter, server.present)
+        contests[entry.batch_size] = Contest(servers.plain, entrants, load.prompts, entry.batch_size, origin=origin)
+    folder = run.partial(f"bench-{LAUNCHED}")
+    blocks, results = in_turn(contests, options.rounds or FEWEST_LAUNCHES, folder), []
+    inputs = inputs_of(run.plan, *([run.requests] if run.requests.exists() else []))
+    for size, match in contests.items():
+        results.append(replace(match.benchmark(blocks[size]), prompts="held out", inputs=inputs))
+        run.replace_bench(results[-1], plan, size, LAUNCHED)
     discard(folder)
     return results[0]
 
@@ -119,15 +105,30 @@ def _engine_of(plan: Plan, asked: str | None) -> str:
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked at one batch size.
+    """What is asked at one batch size, and what replay says of settings on it, in order."""
 
-    limits : most tokens of each answer · names : conversation and group of each · tried : what replay says of settings, in order
-    """
-
-    prompts: Sequence[Any]
-    limits: Sequence[int]
-    names: Sequence[tuple[str, str]]
+    prompts: Sequence[Prompt]
     tried: Mapping[str, Candidate] = field(default_factory=dict)
+
+
+@dataclass
+class Servers:
+    """Servers by their options: batch sizes whose options are the same are answered by one launch."""
+
+    runtime: Runtime
+    launcher: Launcher
+    most: int
+    logs: Path
+    known: dict[tuple[str, tuple[str, ...]], Served] = field(default_factory=dict)
+
+    def of(self, name: str, words: tuple[str, ...], length: float = inf) -> Served:
+        """The server of a contender that the command starts with these words."""
+        made = Served(self.runtime, self.launcher, name, words, self.most, self.logs, length)
+        return self.known.setdefault((name, words), made)
+
+    @property
+    def plain(self) -> Served:
+        return next(served for (name, _), served in self.known.items() if name == "plain")
 
 
 def _loads(
@@ -142,16 +143,14 @@ def _loads(
         left = held_out(source, trace)
         for size, wanted in sizes.items():
             chosen = evenly(left, wanted)
-            names = [(f"row {one.row}", one.group) for one in chosen]
-            loads[size] = Load(asked_of(chosen, source), [most] * len(chosen), names)
+            texts = zip(chosen, asked_of(chosen, source), strict=True)
+            loads[size] = Load([Prompt(text, f"row {one.row}", one.group) for one, text in texts])
         return most, loads
     whole = run.read_requests()
     most = most or int(max(some.max() for some in (whole.answer_tokens, whole.limit) if some is not None))
     for entry in entries:
         log = some_requests(whole, sizes[entry.batch_size], most, MANY, in_a_row=IN_A_ROW)
-        names = [(f"conversation {n}", group) for n, group in zip(log.clusters, groups_of(log), strict=True)]
-        prompts, limits = zip(*((one.prompt, one.limit or most) for one in log.requests()), strict=True)
-        loads[entry.batch_size] = Load(list(prompts), list(limits), names, tried_drafts(plan, entry, log, "serial"))
+        loads[entry.batch_size] = Load(prompts_of(log), tried_drafts(plan, entry, log, "serial"))
     return most, loads
 
 
@@ -174,64 +173,67 @@ def held_out(source: Source, trace: RankTrace | None) -> list[Conversation]:
     return left
 
 
-def _settings(
-    export: Export, entries: Sequence[PlanEntry], loads: Mapping[int, Load], drafter: object, present: str | None
-) -> dict[str, Setting]:
-    """The contenders: plain, as planned, as now, and what else replay says something of."""
-    settings: dict[str, Setting] = {"plain": {}, "chosen": {}, **({} if present is None else {"present": {}})}
+def _entrants(
+    servers: Servers, export: Export, entry: PlanEntry, load: Load, drafter: object, present: str | None
+) -> dict[str, Entrant]:
+    """The contenders at a batch size: plain, as planned, as now, and what else replay says something of."""
+    size, known = entry.batch_size, plain_and_chosen(entry)
+    known |= {name: Entrant(tried.draft, tried.rates.estimate) for name, tried in load.tried.items()}
+    known["chosen"] = replace(known["chosen"], draft=entry.draft)
     _, usual_about = next(iter(export.parts.values()))
-    for entry in entries:
-        size = entry.batch_size
-        own = {"plain": Tree.chain(0), **{name: tried.draft for name, tried in loads[size].tried.items()}}
-        own.pop("chosen", None)
-        for name, draft in own.items():  # whatever the batch size, where so many sequences are decoded
-            words = _words(export, for_all(draft), replace(usual_about, batch_size=size), drafter)
-            settings.setdefault(name, {})[size] = words, draft
-        # The same at every batch size where the engine takes a schedule.
-        part = export.parts[size if size in export.parts else None]
-        settings["chosen"][size] = _words(export, *part, drafter), entry.draft
-        if present is not None:
-            settings["present"][size] = split_template("present", present, ()), None
-    return settings
+    entrants = {}
+    for name, entrant in known.items():
+        # A plan's draft is the same at every batch size where the engine takes a schedule.
+        whole = for_all(entrant.draft), replace(usual_about, batch_size=size)
+        part = export.parts[size if size in export.parts else None] if name == "chosen" else whole
+        server = servers.of(name, _words(export, *part, drafter), 0 if name == "plain" else inf)
+        entrants[name] = replace(entrant, stepper=server, is_replayable=False)
+    if present is not None:
+        server = servers.of("present", split_template("present", present, ()))
+        entrants["present"] = Entrant(stepper=server, is_replayable=False)
+    return entrants
 
 
 def _words(export: Export, served: Ranges[Draft], about: About, drafter: object) -> tuple[str, ...]:
     """What a launch command has behind its model, with the drafter that was given."""
-    words = shlex.split(write_served(export.method, served, about).command)
-    words = words[1 + max(i for i, word in enumerate(words) if word.startswith("MODEL")) :]
+    words = write_served(export.method, served, about).options
     if drafter is None and (named := next(filter(None, map(DRAFTER.search, words)), None)):
         raise InvalidInput(f"`drafter` must say what the server is to load as {named[0]}: a path or a name.")
     said = {True: json.dumps(str(drafter))[1:-1], False: str(drafter)}  # within JSON or not
     return tuple(said[word.startswith("{")].join(DRAFTER.split(word)) for word in words)
 
 
-def _visits(
-    run: RunDirectory,
-    launcher: Launcher,
-    folder: Path,
-    settings: Mapping[str, Setting],
-    loads: Mapping[int, Load],
-    launches: int,
-) -> list[Visit]:
-    """Every setting launched so many times, in turn and back again, through a journal."""
-    asked = {size: (load.prompts, load.limits) for size, load in loads.items()}
-    turn: dict[tuple[str, tuple[str, ...]], list[int]] = {}  # a launch serves all batch sizes of the same options
-    for name, setting in settings.items():
-        for size, (options, _) in setting.items():
-            turn.setdefault((name, options), []).append(size)
-    order = [(number, *one) for number in range(launches) for one in (list(turn), list(turn)[::-1])[number % 2]]
-    key = {"launch": launcher.words, "environment": launcher.environment, "order": order}
-    journal = Journal(folder, {**key, "asked": asked})
-    done = journal.finished()
-    with progress(f"Launching {len(turn)} servers {launches} times", len(order)) as advance:
-        advance(done)
-        for number, name, options in order[done:]:
-            log = run.path / "launches" / f"{name.replace(' ', '-')}-{number + 1}.log"
-            load = {size: asked[size] for size in turn[name, options]}
-            visits = launcher.visit(options, log, partial(visited, launch=number, name=name, load=load))
-            journal.append({"visits": [visit.model_dump() for visit in visits]})
+def in_turn(contests: Mapping[int, Contest], rounds: int, folder: Path) -> dict[int, Blocks]:
+    """What servers decode of the prompts of each batch size, in turn and back again, through a journal."""
+    turns: dict[Served, list[tuple[int, str]]] = {}
+    for name in dict.fromkeys(name for match in contests.values() for name in match.entrants):
+        for size, match in contests.items():
+            if name in match.entrants:
+                server = match.entrants[name].stepper
+                assert isinstance(server, Served)
+                turns.setdefault(server, []).append((size, name))
+    launches = [(number, server) for number in range(rounds) for server in [*turns][:: (-1) ** number]]
+    first = next(iter(turns))
+    asked = {size: [(prompt.text, prompt.limit) for prompt in match.prompts] for size, match in contests.items()}
+    order = [(number, server.setting, server.options) for number, server in launches]
+    key = {"launch": first.launcher.words, "environment": first.launcher.environment, "most": first.most}
+    journal = Journal(folder, {**key, "order": order, "asked": asked})
+    kept = iter(journal.documents())
+    blocks: dict[int, Blocks] = {size: {name: [] for name in match.entrants} for size, match in contests.items()}
+    with ExitStack() as stack, progress(f"Launching {len(turns)} servers {rounds} times", len(launches)) as advance:
+        for number, server in launches:
+            server.number = number
+            stack.callback(server.renew)
+            for size, name in turns[server]:
+                if kept_turn := next(kept, None):
+                    turn = typed(list[Block], kept_turn["blocks"], journal.folder)
+                else:
+                    turn = contests[size].turn(name, range(len(contests[size].prompts)), number)
+                    journal.append({"blocks": document(turn)})
+                blocks[size][name] += turn
+            server.renew()
             advance(1)
-    return [checked(Visit, visit) for document in journal.documents() for visit in document["visits"]]
+    return blocks
 
 
 def conversations_of(source: Source) -> list[Conversation]:
@@ -247,56 +249,9 @@ def conversations_of(source: Source) -> list[Conversation]:
     return found if order.seed is None else [found[i] for i in spread([one.group for one in found], order.seed)]
 
 
-def asked_of(conversations: Iterable[Conversation], prompts: Prompts) -> list[Prompt]:
+def asked_of(conversations: Iterable[Conversation], prompts: Prompts) -> list[Any]:
     """The first prompt of each as messages, or as a text where the server is to put no template around it."""
     firsts = [dialogue(conversation.messages, ()) for conversation in conversations]
     if prompts.chat_template:
         return [[{"role": role, "content": text} for role, text in first] for first in firsts]
     return [BLANK_LINE.join(text for _, text in first) for first in firsts]
-
-
-def _contender(name: str, draft: Draft | None, at: Sequence[Visit], load: Load, entry: PlanEntry) -> Contender:
-    """What the launches of a setting come to at the batch size of an entry; texts are compared with plain's first launch.
-
-    Steps are of the first launch, spread over its answers.
-    """
-    plain, known = next(visit for visit in at if visit.name == "plain"), plain_and_chosen(entry)
-    visits = [visit for visit in at if visit.name == name]
-    predicted = {key: entrant.predicted for key, entrant in known.items()}
-    predicted |= {key: tried.rates.estimate for key, tried in load.tried.items()}
-    first = visits[0]
-    ends = np.cumsum([answer.step_tokens for answer in first.answers]) * first.steps / max(first.emitted, 1)
-    sequences = [
-        Answer(
-            id=prompt,
-            group=group,
-            tokens=max(answer.num_tokens, 1),
-            steps=steps,
-            identical=all(visit.answers[i].text == plain.answers[i].text for visit in visits),
-        )
-        for i, ((prompt, group), answer, steps) in enumerate(
-            zip(load.names, first.answers, np.diff(np.rint(ends), prepend=0).astype(int).tolist(), strict=True)
-        )
-    ]
-    blocks = [
-        Block(
-            round=visit.launch,
-            prompts=[i],
-            tokens=answer.step_tokens,
-            steps=round(answer.step_tokens / visit.tokens_per_step),
-            decode_s=answer.steps_s / visit.batch_size,
-            group=load.names[i][1],
-        )
-        for visit in visits
-        for i, answer in visit.timed.items()
-    ]
-    return Contender(
-        name=name,
-        batch_size=entry.batch_size,
-        draft=Tree.chain(len(first.reached)) if draft is None else draft,
-        sequences=sequences,
-        blocks=blocks,
-        accepted=[a - b for a, b in pairwise([first.drafts, *first.reached, 0])] if first.drafts else [],
-        spread=True,
-        predicted=Predicted.of(predicted.get(name)),
-    )

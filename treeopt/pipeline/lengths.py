@@ -182,8 +182,9 @@ def _launched(
             served = random.Random(number).sample(lengths, len(lengths))
         for k in served:
             client.body = {parameter: k} if len(served) > 1 else {}
-            load = {clients: (prompts, [most] * len(prompts)) for clients in sweep.server.clients}
-            visits += await visited(client, number, _name(k), load, k)
+            limits = [most] * len(prompts)
+            for clients in sweep.server.clients:
+                visits.append(await visited(client, _name(k), prompts, limits, clients=clients, length=k))
         return Path(await client.model()).name, visits
 
     began = time.monotonic()

@@ -104,12 +104,11 @@ def groups_of(log: RequestLog) -> list[str]:
 
 
 def prompts_of(log: RequestLog) -> list[Prompt]:
-    """The requests as prompts, those of a conversation one behind the other."""
-    found = [
+    """The requests as prompts, in the order of the log."""
+    return [
         Prompt(tuple(one.prompt), f"conversation {cluster}", group, cluster, one.limit)
         for one, group, cluster in zip(log.requests(), groups_of(log), log.clusters.tolist(), strict=True)
     ]
-    return sorted(found, key=lambda one: one.cluster)
 
 
 def copied_steps(log: RequestLog, draft: Draft, is_replayable: bool) -> tuple[list[int | None], list[int], list[int]]:

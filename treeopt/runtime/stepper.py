@@ -23,6 +23,7 @@ import numpy as np
 from treeopt.errors import InvalidInput
 from treeopt.latency.rounds import Visit, Visitor
 from treeopt.records.contender import Answer, Block, Prompt
+from treeopt.records.origins import Runtime
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.trees.draft import Draft
 from treeopt.trees.tree import Tree
@@ -99,6 +100,16 @@ class Stepper(ABC):
         """Where answers end."""
         assert self.setup is not None, "who has no setup says it otherwise"
         return self.setup.stop
+
+    @property
+    def runtime(self) -> Runtime:
+        """The engine, as records have it."""
+        return {
+            "name": self.name,
+            "version": self.version,
+            "about": self.about or None,
+            "launches": self.is_launched or None,
+        }
 
     def renew(self) -> None:  # noqa: B027 - most are the same each time
         """Launch anew what will answer."""

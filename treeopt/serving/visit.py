@@ -1,7 +1,7 @@
 """A visit to a server: what it answers to a load, and what it counts of its drafts meanwhile."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
 from pathlib import Path
@@ -36,9 +36,11 @@ class Drafts(BaseModel):
 
 
 class Visit(Drafts):
-    """Answers, and what was counted."""
+    """Answers, and what was counted.
 
-    launch: int
+    batch_size : prompts that were asked together
+    """
+
     name: str
     batch_size: int
     answers: list[Answer]
@@ -86,36 +88,29 @@ class Visit(Drafts):
 
 
 async def visited(
-    server: Server,
-    launch: int,
-    name: str,
-    load: Mapping[int, tuple[Sequence[Prompt], Sequence[int]]],
-    length: float = inf,
-) -> list[Visit]:
-    """What a server answers and counts at every batch size, to its prompts with so many tokens of each answer at most.
+    server: Server, name: str, prompts: Sequence[Prompt], most: Sequence[int], *, clients: int, length: float = inf
+) -> Visit:
+    """What a server answers and counts of prompts, so many asked at once, with so many tokens of each answer at most.
 
-    Raises InvalidInput where it counts no drafts, unless ``name`` is plain, and where it drafts more guesses than ``length``,
-    of which plain has 0.
+    name : of the options that it is served with
+
+    Raises InvalidInput where it drafts more guesses than ``length``, or counts no drafts although it may guess.
     """
-    length = 0 if name == PLAIN else length
-    found = []
-    for size, (prompts, most) in load.items():
-        await drive(server, prompts[:size], clients=size, max_tokens=min(WARM_TOKENS, *most))
-        answers, counted = await _counted(server, prompts, size, most)
-        if counted is None and name != PLAIN:
-            raise InvalidInput(
-                f"`launch` must serve /metrics with counters of drafts, but with the options of {name!r} has none: "
-                "llama-server has them with --metrics, SGLang with --enable-metrics."
-            )
-        counts = counted or Drafts()
-        if counts.length > length + LONGER or (length == 0 and counts.drafts):
-            made = f"{counts.drafts:,} drafts" + (f" of {counts.length:.2f} guesses" if counts.drafted else "")
-            raise InvalidInput(
-                f"{length:g} guesses a step were asked for, but the server made {made}: `launch` speculates by other words than "
-                "those that treeopt knows. Put {options} in their place, and pass them as `present`."
-            )
-        found.append(Visit(launch=launch, name=name, batch_size=size, answers=answers, **counts.model_dump()))
-    return found
+    await drive(server, prompts[:clients], clients=clients, max_tokens=min(WARM_TOKENS, *most))
+    answers, counted = await _counted(server, prompts, clients, most)
+    if counted is None and length:
+        raise InvalidInput(
+            f"`launch` must serve /metrics with counters of drafts, but with the options of {name!r} has none: "
+            "llama-server has them with --metrics, SGLang with --enable-metrics."
+        )
+    counts = counted or Drafts()
+    if counts.length > length + LONGER or (length == 0 and counts.drafts):
+        made = f"{counts.drafts:,} drafts" + (f" of {counts.length:.2f} guesses" if counts.drafted else "")
+        raise InvalidInput(
+            f"{length:g} guesses a step were asked for, but the server made {made}: `launch` speculates by other words than "
+            "those that treeopt knows. Put {options} in their place, and pass them as `present`."
+        )
+    return Visit(name=name, batch_size=clients, answers=answers, **counts.model_dump())
 
 
 async def follows_requests(server: Server, prompts: Sequence[Prompt], parameter: str, length: int) -> bool:
