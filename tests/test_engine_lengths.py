@@ -96,28 +96,8 @@ def test_shorter_than_configured(imported, text):
     assert MIXED not in notes
 
 
-def test_schedule_intervals(imported):
-    """vLLM's schedule by batch size; summed up by position, depth 3 would survive .21."""
-    long, short = vllm_line(1000, [800, 600, 420]), vllm_line(1000, [800, 600, 0], drafted=2000)
-    change = vllm_line(1000, [800, 600, 210], drafted=2500)
-    calibration, notes = imported(lines(long, short, change, long))
-    assert calibration.meta["survival"] == pytest.approx([0.8, 0.6, 0.42])
-    assert calibration.meta["draft_lengths"] == {"2": 1000, "3": 2000}
-    assert any("1 of 4 stretches of time" in note for note in notes)
-
-
-def test_intervals_kept(imported):
-    """100 of 1,000 drafts with a few cut short, 60 in which half were, and a full one of 10 drafts."""
-    little, much = vllm_line(drafted=2990), vllm_line(drafted=2500)
-    calibration, notes = imported(lines(*[little] * 100, *[much] * 60, vllm_line(10, [8, 6, 4])))
-    assert calibration.meta["drafts"] == 100_010
-    assert calibration.meta["survival"] == pytest.approx([0.8, 0.6, 0.42], abs=0.003)
-    assert any("60 of 161 stretches of time" in note for note in notes)
-    assert any("unsure by up to 0.00" in note for note in notes)
-
-
-def test_requests_kept(imported):
-    """Requests that happen to be of one length are no sample of all."""
+def test_mixed_requests(imported):
+    """Requests of several lengths are refused, also where most are of one."""
     with pytest.raises(InvalidInput, match="sums drafts of several lengths"):
         imported(lines(*[response()] * 2, *[response(num_draft_tokens=250)] * 8))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines_live.places import NOT_THERE
+from tests.engines_live.check import NOT_THERE
 from tests.engines_live.written import words_of_engine
 from treeopt.engines.registry import ENGINES
 

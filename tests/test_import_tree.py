@@ -5,14 +5,13 @@ import re
 
 import pytest
 
-from treeopt.engines import eagle, neuron
+from treeopt.engines import neuron
 from treeopt.engines.reading import tree_in
 from treeopt.engines.registry import ENGINES
 from treeopt.errors import InvalidInput
 from treeopt.pipeline import read_tree
 from treeopt.records.figure import Figure
 from treeopt.records.plan import Plan, PlanEntry
-from treeopt.trees.published import published_tree
 from treeopt.trees.tree import Tree
 
 from .conftest import invoke
@@ -151,15 +150,6 @@ def test_other_notation(text):
 def test_falling_children():
     """Numbers of children in a token tree may fall."""
     assert neuron.token_tree({"0": ["2", "1"]}).choices == [[0], [1]]
-
-
-def test_eagle1_misdrafts():
-    """[1, 0] is the first node of its depth that expands, so it is drafted below [0]; the text stays right."""
-    tree = Tree.from_choices([[0], [1], [0, 0], [1, 0], [1, 0, 0]])
-    assert eagle.misdrafted(tree.choices) == [(1, 0)]
-    written = export("eagle1", tree)
-    assert any("drafts below [1, 0] from another node" in note for note in written.notes)
-    assert eagle.misdrafted(published_tree("eagle_mc_sim_7b_63").choices) == []
 
 
 # The command

@@ -23,9 +23,9 @@ def main(asked: list[str]) -> int:
     finally:
         print(f"\nNot on the index, and not looked up: {', '.join(name for name in ENGINES if name not in packaged)}.")
         print(f"\n{table(reports)}", flush=True)
-        if not any(one.facts for one in reports):
+        if not any(one.words for one in reports):
             print("\nNothing was looked up: no release could be read.")
-    return any(one.gone for one in reports) or not any(one.facts for one in reports)
+    return any(one.gone for one in reports) or not any(one.words for one in reports)
 
 
 if __name__ == "__main__":

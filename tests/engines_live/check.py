@@ -1,104 +1,73 @@
-"""Looks every fact up in a release, and says by name what is gone."""
+"""Looks in an engine's release for every word that treeopt writes for it or reads of it, and names those that are gone."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tests.engines_live.archives import AWAY, NotThereError, Release, newest_archive, release_of
-from tests.engines_live.places import NOT_THERE, PLACES, Place
-from tests.engines_live.readings import READINGS, Reading, words_read
-from tests.engines_live.written import Word, words_of_engine
+from tests.engines_live.written import words_of_engine
+from treeopt.engines import sglang, vllm
+from treeopt.engines.measured.exposition import COUNTERS
+from treeopt.engines.measured.requests import NAMES
 from treeopt.engines.registry import ENGINES
 
-HEADS = ("engine", "release", "checked against", "facts", "gone")
-
-
-@dataclass(frozen=True)
-class Fact:
-    """Something of an engine's that treeopt writes or reads, and what is wrong with it in a release: None for nothing."""
-
-    what: str
-    user: str
-    where: str
-    words: tuple[str, ...]  # each of which it needs
-    problem: Callable[[Release], str | None]
-
-    def gone(self, release: Release) -> str | None:
-        """The sentence that says so; None where it is there."""
-        problem = self.problem(release)
-        return problem and f"{self.what} {problem} ({self.user}; looked for in {self.where})"
+HEADS = ("engine", "release", "checked against", "words", "gone")
+NOT_THERE: dict[str, str] = {  # engines of whose exports the archive says nothing, and why
+    "modelopt": "examples/specdec_bench is in its repository alone"
+}
+READ = {  # words of the files that `treeopt import` reads
+    "vllm": (
+        *("SpecDecoding metrics: ", "Mean acceptance length: ", "Accepted: ", "Drafted: ", "Per-position acceptance rate: "),
+        *(field.alias for field in vllm.Run.model_fields.values() if field.alias),
+        *("speculative_decoding", *NAMES, *COUNTERS),
+    ),
+    "sglang": (*(names[0] for names in NAMES.values()), "meta_info", "sglext", "spec_tokens_details", *sglang.MEANS_IN_TEXT),
+    "llama-cpp": ("draft acceptance = ", "per pos = (", "#gen drafts = ", "#acc tokens = ", "#acc rate/pos", *(f"{name}_total" for name in COUNTERS)),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was found of an engine: its release, the facts looked up, and those gone."""
+    """What was found of an engine: its release, how many words were looked up, and those that are gone."""
 
     engine: str
     release: str
     checked: str
-    facts: int = 0
+    words: int = 0
     gone: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         return [f"{self.engine} {self.release}: {line}" for line in self.gone]
 
 
-def place_of(engine: str, word: Word) -> Place | None:
-    places = PLACES.get(engine, {})
-    return places.get(f"{word.kind} of {word.of}") or places.get(word.kind)
+def is_there(word: str, source: str) -> bool:
+    """Whether a source has a word, or the words of a log line, whatever stands for its hyphens and dots.
 
-
-def found_in(release: Release, place: Place) -> frozenset[str]:
-    found = (finder(text) for patterns, finder in place.items() for text in release.matching(patterns).values())
-    return frozenset().union(*found)
-
-
-def fact_of(engine: str, word: Word, user: str) -> Fact:
-    """That a word stands where the engine defines such words; what is read in a log may be part of a text."""
-    place = place_of(engine, word)
-
-    def problem(release: Release) -> str | None:
-        if place is None:
-            return "has no place to be looked up in"
-        try:
-            names = found_in(release, place)
-        except SyntaxError as error:
-            return f"cannot be looked up, since this Python does not read {error.text!r:.60}"
-        if word.text in names or (word.kind == "read text" and any(word.text in name for name in names)):
-            return None
-        is_there = any(map(release.matching, place))
-        return "is gone" if is_there else "cannot be looked up, since its file is gone"
-
-    return Fact(str(word), user, " ".join(place or ["places.py"]), (word.text,), problem)
-
-
-def fact_of_reading(reading: Reading) -> Fact:
-    def problem(release: Release) -> str | None:
-        said = reading.problem(release.matching(reading.where))
-        return said and f"is not read any more: {said}"
-
-    return Fact(reading.what, f"read by {reading.kind}", reading.where, reading.words, problem)
-
-
-def facts_of(engine: str) -> list[Fact]:
-    """All that is written for an engine, and all that is read of it; what is written in two places once."""
-    written: dict[tuple[str, str, int], Fact] = {}
-    for word, methods in sorted(words_of_engine(engine).items()):
-        user = f"written by {engine} {', '.join(sorted(methods))}"
-        written.setdefault((word.kind, word.text, id(place_of(engine, word))), fact_of(engine, word, user))
-    read = [
-        fact_of(engine, word, f"read by {', '.join(sorted(kinds))}")
-        for word, kinds in sorted(words_read(engine).items())
-    ]
-    return [*written.values(), *read, *map(fact_of_reading, READINGS.get(engine, ()))]
+    >>> is_there("--num-steps", "num_steps: int"), is_there("lib.run", "lib/run.py"), is_there("--steps", "n_steps")
+    (True, True, False)
+    """
+    parts = [re.escape(part) for part in re.split(r"[-_.]", word.lstrip("-"))]
+    before, after = (r"(?<!\w)" if word.lstrip("-")[0].isalnum() else "", r"(?!\w)" if word[-1].isalnum() else "")
+    return re.search(before + "[-_./]".join(parts) + after, source) is not None
 
 
 def report_of(engine: str, release: Release) -> Report:
-    facts = facts_of(engine)
-    gone = tuple(line for fact in facts if (line := fact.gone(release)))
-    return Report(engine, release.version, checked_of(engine), len(facts), gone)
+    """The words of an engine's exports and imports that no source of a release has."""
+    source = "\n".join([*release.texts, *release.texts.values()])
+    users = {word: ("written by", sorted(methods)) for word, methods in words_of_engine(engine).items()}
+    gone = [
+        f"{word} is gone ({said} {', '.join(names)})"
+        for word, (said, names) in users.items()
+        if not is_there(word.text, source)
+    ]
+    gone += [
+        f"{word.strip()!r} is gone (read by import)" for word in READ.get(engine, ()) if not is_there(word, source)
+    ]
+    return Report(
+        engine, release.version, checked_of(engine), len(users) + len(READ.get(engine, ())), tuple(sorted(gone))
+    )
 
 
 def checked_of(engine: str) -> str:
@@ -107,7 +76,7 @@ def checked_of(engine: str) -> str:
 
 
 def look(engine: str, version: str | None = None) -> Report:
-    """An engine's newest release, or the one asked for, looked through; without facts where there is none to be had."""
+    """An engine's newest release, or the one asked for, looked through; without words where there is none to be had."""
     package, checked = ENGINES[engine].package, checked_of(engine)
     assert package is not None
     try:
@@ -124,8 +93,8 @@ def table(reports: Iterable[Report]) -> str:
     rows = [HEADS]
     for one in reports:
         same = re.search(rf"(?<![\d.]){re.escape(one.release)}(?![\d.])", one.checked)
-        checked = one.checked if same or not one.facts else f"{one.checked} (differs)"
-        counts = (str(one.facts), str(len(one.gone))) if one.facts else ("–", "–")
+        checked = one.checked if same or not one.words else f"{one.checked} (differs)"
+        counts = (str(one.words), str(len(one.gone))) if one.words else ("–", "–")
         rows.append((one.engine, one.release, checked, *counts))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]

@@ -20,7 +20,6 @@ from typing import Any
 
 import yaml
 
-from tests.engines_live.finders import argparse_flags
 from tests.helpers.engine_rows import COPIED, chains, export
 from treeopt.cli import cli
 from treeopt.engines.base import Method, Written
@@ -100,6 +99,11 @@ def words_of(written: Written) -> Iterator[Word]:
         else:
             yield Word("file", name)
     yield from advised(" ".join(written.notes))
+
+
+def argparse_flags(text: str) -> list[str]:
+    """The options that a program adds to those of the engine."""
+    return re.findall(r'add_argument\("(--?[\w-]+)"', text)
 
 
 def advised(text: str) -> Iterator[Word]:

@@ -137,8 +137,7 @@ def check_counts(drafts: int, reached: Sequence[int], where: object) -> None:
 class CountedDrafts:
     """Drafts that an engine counted, before they are made one survival.
 
-    are_requests : whether `Drafts.request` tells requests apart; else each of them is a stretch of time, and those of mixed
-                   lengths may be left out
+    are_requests : whether `Drafts.request` tells requests apart; else each of them is a stretch of time
     remedy       : another way to measure, which tells lengths apart, as the end of a sentence
     drafters     : kinds of drafter that the file's name for it may mean, the usual one first; none if the file names none
     are_counted  : whether the numbers of drafts are real; else they stand for rates, and errors are not known
@@ -174,8 +173,9 @@ class CountedDrafts:
         drafter = drafter or next(iter(self.drafters), None)
         kind = COUNTED.get(drafter or "")
         ends_itself = kind is not None and kind.ends_itself
-        groups, notes = (ends_as_misses(self.groups), list[str]()) if ends_itself else self._sure()
+        groups = ends_as_misses(self.groups) if ends_itself else self.groups
         tried, passed, unsure = joined(groups)
+        notes = self._unsure(unsure)
         if not tried.size or not tried[:, 0].any():
             raise InvalidInput(NONE.format(self.path))
         calibration = counted(*counts_of(tried, passed), self.path)
@@ -220,30 +220,21 @@ class CountedDrafts:
             notes.append(OPTIMISTIC)
         return Measurement(calibration, tuple(dict.fromkeys(notes)), drafter=drafter)
 
-    def _sure(self) -> tuple[Sequence[Drafts], list[str]]:
-        """The drafts whose lengths are known well enough, and notes on those that were left out."""
-        groups, notes = self.groups, list[str]()
-        *_, unsure = joined(groups)
-        if not self.are_requests and unsure.max(initial=0) > UNSURE:
-            groups = [group for group in groups if group.unsure.max() <= UNSURE] or groups
-            *_, unsure = joined(groups)
-        if left := len(self.groups) - len(groups):
-            notes.append(
-                f"{left} of {len(self.groups)} stretches of time have drafts of mixed lengths, which leave survival too unsure. "
-                "They were left out."
-            )
-        if unsure.max(initial=0) > UNSURE:
+    def _unsure(self, unsure: Floats) -> list[str]:
+        """A note on how unsure mixed lengths leave survival. Raises InvalidInput where that is too much."""
+        most = unsure.max(initial=0)
+        if most > UNSURE:
             raise InvalidInput(
                 f"{self.path} sums drafts of several lengths and does not say how many had each: survival at depth "
-                f"{unsure.argmax() + 1} may be off by {unsure.max():.2f}. Measure with one length{self.remedy}. If the drafter itself "
+                f"{unsure.argmax() + 1} may be off by {most:.2f}. Measure with one length{self.remedy}. If the drafter itself "
                 f"ends its drafts, name it by `drafter`: {', '.join(name for name, kind in COUNTED.items() if kind.ends_itself)}."
             )
-        if unsure.any():
-            notes.append(
-                "Drafts had several lengths, but the file has only their sum. It leaves survival unsure by up to "
-                f"{unsure.max():.3f}, which is in the standard errors."
-            )
-        return groups, notes
+        if most == 0:
+            return []
+        return [
+            "Drafts had several lengths, but the file has only their sum. It leaves survival unsure by up to "
+            f"{most:.3f}, which is in the standard errors."
+        ]
 
 
 def depth_of(groups: Sequence[Drafts]) -> int:
