@@ -188,9 +188,7 @@ class CountedDrafts:
         # Other drafters always draft, unless a schedule tells them not to at some batch sizes.
         if tokens is None and (kind is None or ends_itself):
             tokens = self.tokens
-        without, by_drafts = None, drafts + int(hits.sum())  # tokens that the steps with a draft emitted
-        if tokens is not None:
-            without = tokens - by_drafts if tokens - by_drafts > FEW_WITHOUT * by_drafts else 0
+        without = None if tokens is None else steps_without_draft(tokens, drafts + int(hits.sum()))
         calibration.meta.update(
             source=ENGINE_LOG,
             drafts=drafts if self.are_counted else None,
@@ -235,6 +233,12 @@ class CountedDrafts:
             "Drafts had several lengths, but the file has only their sum. It leaves survival unsure by up to "
             f"{most:.3f}, which is in the standard errors."
         ]
+
+
+def steps_without_draft(tokens: int, by_drafts: int) -> int:
+    """Steps without a draft, which emit one token each; 0 for few. ``by_drafts`` tokens are of steps with a draft."""
+    without = tokens - by_drafts
+    return without if without > FEW_WITHOUT * by_drafts else 0
 
 
 def depth_of(groups: Sequence[Drafts]) -> int:
