@@ -1,28 +1,25 @@
-"""The report: one HTML file with the tables, the pictures, the engines' files and where it all comes from.
+"""The report: one HTML page with the tables, the pictures, the commands that deploy the plan, and where it all comes from.
 
-What is shown is computed here as small records; templates/report.html.j2 lays it out and escapes every
-text. The page loads nothing, and its own policy lets no script run.
+What is shown is computed here as small records; templates/report.html.j2 lays it out and escapes every text. The page
+loads nothing, and its own policy lets no script run.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from treeopt import __version__
-from treeopt.engines.base import Written
-from treeopt.engines.plans import export_plan, prepare, write_served
+from treeopt.engines.plans import prepare, write_served
 from treeopt.engines.registry import runners
 from treeopt.errors import OutOfRange, TreeoptError
 from treeopt.files import storage, writing
 from treeopt.files.shell import command_line, printable
 from treeopt.records.benchmark import Benchmark
-from treeopt.records.estimate import Estimate
-from treeopt.records.exchange import ExportOptions
 from treeopt.records.inputs import made_from, not_a_check, timed_elsewhere
-from treeopt.records.origins import DrafterRecord, Provenance
+from treeopt.records.origins import Provenance
 from treeopt.records.plan import EXACT, Plan, PlanEntry
 from treeopt.records.rules import option_of, rule_of
 from treeopt.records.rundir import RunDirectory, maker
@@ -63,7 +60,8 @@ class FileNotes:
     loop_share: float | None = None
 
 
-class ReportSources:
+@dataclass(frozen=True)
+class Sources:
     """Where the report's figures come from, file by file.
 
     notes   : file -> what it says beside its figures
@@ -71,12 +69,11 @@ class ReportSources:
     caveats : what makes the figures of a file unsure, in sentences
     """
 
-    def __init__(self) -> None:
-        self.notes: dict[str, FileNotes] = {}
-        self.records: dict[str, Mapping[str, Any]] = {}
-        self.caveats: list[str] = []
+    notes: dict[str, FileNotes] = field(default_factory=dict)
+    records: dict[str, dict[str, Any]] = field(default_factory=dict)
+    caveats: list[str] = field(default_factory=list)
 
-    def add(self, file: Path, info: Mapping[str, Any], **more: Any) -> None:
+    def add(self, file: Path, info: Mapping[str, Any], caveats: Sequence[str] = (), **more: Any) -> None:
         """Add a file that was read; ``info`` is what it holds beside its figures."""
         self.notes[file.name] = notes = storage.typed(FileNotes, storage.document(info), file)
         made_from = {name: f"sha256 {sha256[:12]}" for name, sha256 in (notes.inputs or {}).items()}
@@ -86,10 +83,26 @@ class ReportSources:
         if isinstance(rule := record.get("acceptance"), Mapping):
             record["acceptance"] = option_of(rule)
         self.records[file.name] = record
+        self.caveats.extend(f"{file.name}: {caveat}" for caveat in caveats)
 
     def add_bench(self, file: Path, bench: Benchmark) -> None:
-        self.add(file, {name: getattr(bench, name) for name in BENCH_NOTES}, dtype=bench.dtype, rounds=bench.rounds)
-        self.caveats += [f"{file.name}: {said}" for said in decoding_caveats(bench)]
+        info = {name: getattr(bench, name) for name in BENCH_NOTES}
+        self.add(file, info, decoding_caveats(bench), dtype=bench.dtype, rounds=bench.rounds)
+
+    def stale(self, run: RunDirectory) -> dict[str, str]:
+        """A sentence on each plan or benchmark that was made from others than are here now, and the command to run again."""
+        sentences: dict[str, str] = {}
+        for file, notes in self.notes.items():
+            if file == run.plan.name or file.startswith(run.bench.stem):
+                old = made_from(run, run.path / file, notes.inputs)
+                sentences |= dict.fromkeys(old, run.command(*maker(file)))
+        return sentences
+
+    @property
+    def skipped(self) -> list[str]:
+        """Each prompt that was left out, once."""
+        rows = [_text(row) for notes in self.notes.values() for row in notes.skipped or ()]
+        return list(dict.fromkeys(rows))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +111,6 @@ class Section:
 
     missing   : which command makes its benchmark, where there is none
     elsewhere : in what its latencies (there) differ from its benchmark (here); empty if in nothing
-    exports   : (engine, command, what is written; None for an engine that does not take the tree)
     """
 
     plan: Plan
@@ -106,37 +118,35 @@ class Section:
     bench: Benchmark | None
     missing: str | None
     elsewhere: str
-    exports: list[tuple[str, str, Written | None]]
-
-    @property
-    def speedup(self) -> Estimate | None:
-        return speedup_over(self.bench) if self.bench else None
 
     @property
     def doubts(self) -> list[str]:
         return entry_doubts(self.plan, self.entry, None if self.elsewhere else self.bench)
 
     @property
-    def card(self) -> tuple[str, str]:
-        """The number of the summary, and what it means; what there is against the tree stands between them."""
-        chosen, speedup = self.entry.chosen, self.speedup
-        tree = f"The chosen tree ({count(chosen.size, 'row')} a step)"
+    def card(self) -> tuple[str, str, str]:
+        """The number of the summary, its kind, and what it means; what there is against the tree stands between them."""
+        chosen, speedup = self.entry.chosen, speedup_over(self.bench) if self.bench else None
+        kind = "lost" if self.doubts and self.entry.speculates else "predicted"
         if not self.entry.speculates:
-            said = "The plan does not speculate." if self.plan.mix else NO_TREE_PAYS
-            return "1×", "" if self.doubts else said
+            meaning = "The plan does not speculate." if self.plan.mix else NO_TREE_PAYS
+            return "1×", kind, "" if self.doubts else meaning
+        tree = f"The chosen tree ({count(chosen.size, 'row')} a step)"
         if speedup and self.bench and not self.elsewhere:
             predicted = "" if chosen.speedup is None else f"; predicted {timed(chosen.speedup)}"
-            said = f"{tree} {pace(speedup, over(self.bench))}, measured{predicted}."
-            return f"{speedup:.2f}×", " ".join([said, *weighed(self.bench)[1]])
+            meaning = f"{tree} {pace(speedup, over(self.bench))}, measured{predicted}."
+            kind = "lost" if self.doubts else "measured"
+            return f"{speedup:.2f}×", kind, " ".join([meaning, *weighed(self.bench)[1]])
         if chosen.speedup is None:
-            rate = f"tokens per step with {chosen.size} rows, predicted; no step was timed."
-            return f"{chosen.tokens_per_step:.2f}", rate
-        here = "It was not measured by treeopt itself."
+            meaning = f"tokens per step with {chosen.size} rows, predicted; no step was timed."
+            return f"{chosen.tokens_per_step:.2f}", kind, meaning
+        beside = BY_DEFAULT if EXACT in self.entry.others else "plain decoding"
+        meaning = f"{tree} is predicted to decode {timed(chosen.speedup)} times as fast as {beside}"
+        meaning += f", for steps timed elsewhere, with another {self.elsewhere}." if self.elsewhere else "."
+        check = "It was not measured by treeopt itself."
         if speedup:
-            here = f"Decoded here it is {speedup:.2f} times as fast, which is no check of that."
-        said = f"{tree} is predicted to decode {timed(chosen.speedup)} times as fast as {BY_DEFAULT if EXACT in self.entry.others else 'plain decoding'}"
-        said += f", for steps timed elsewhere, with another {self.elsewhere}" if self.elsewhere else ""
-        return f"{chosen.speedup:.2f}×", f"{said}. {here}"
+            check = f"Decoded here it is {speedup:.2f} times as fast, which is no check of that."
+        return f"{chosen.speedup:.2f}×", kind, f"{meaning} {check}"
 
 
 def write_report(run: RunDirectory, *, drawn: Sequence[Picture | str] | None = None) -> tuple[Path, list[str]]:
@@ -148,53 +158,46 @@ def write_report(run: RunDirectory, *, drawn: Sequence[Picture | str] | None = N
 
     Raises InvalidInput where the run has no plan.
     """
-    plan, inputs, sources = run.read_plan(), Inputs(run), ReportSources()
+    plan, inputs, sources = run.read_plan(), Inputs(run), Sources()
     with suppress(OutOfRange):  # what the plan was made from is not at hand
         file = run.calibration if run.calibration.exists() else run.path / "calibration"
         sources.add(file, inputs.calibration.meta)
-        drafter = plan.drafter or DrafterRecord()
-        if not drafter.get("num_heads"):
-            plan = replace(plan, drafter={**drafter, "num_heads": inputs.calibration.num_heads})
     if run.profile.exists():
-        sources.add(run.profile, inputs.profile.info, runtime=inputs.profile.runtime)
-        sources.caveats += [f"{run.profile.name}: {said}" for said in timing_caveats(inputs.profile)]
+        profile = inputs.profile
+        sources.add(run.profile, profile.info, timing_caveats(profile), runtime=profile.runtime)
     document = plan.document()
     searched = {key: document[key] for key in SEARCHED if key in document}
     about = {"inputs": plan.inputs, "provenance": plan.provenance}
-    sources.add(run.plan, about, **searched, search_limits=document.get("constraint"))
+    sources.add(run.plan, about, (), **searched, search_limits=document.get("constraint"))
     sections = [_section(entry, plan, inputs, sources) for entry in plan.entries]
-    engines = []
-    for file in run.engine_benches():
-        engines.append(bench := Benchmark.load(file))
+    engines = {file: Benchmark.load(file) for file in run.engine_benches()}
+    for file, bench in engines.items():
         sources.add_bench(file, bench)
-    old = _stale(run, sources.notes)
-    if drawn is None:
-        drawn = list(pictures(run))
+    stale = sources.stale(run)
+    drawn = list(pictures(run)) if drawn is None else drawn
     shown = [picture for picture in drawn if isinstance(picture, Picture)]
     elsewhere = sorted({section.elsewhere for section in sections} - {""})
-    origin, rule = origin_rows(sources.records), rule_of(plan.acceptance)
-    left_out = [_text(row) for notes in sources.notes.values() for row in notes.skipped or ()]
+    origin = origin_rows(sources.records)
     page = render(
         plan=plan,
-        about_plan=[said for said in (mixture(plan), schedule(plan)) if said],
+        about_plan=[sentence for sentence in (mixture(plan), schedule(plan)) if sentence],
         sections=sections,
-        engines=[(bench, _engine_notes(run, plan, bench)) for bench in engines],
+        engines=[(bench, _engine_notes(run, plan, bench)) for bench in engines.values()],
         origin=origin,
-        stale=[*old, *map(not_a_check, elsewhere)],
+        stale=[*stale, *map(not_a_check, elsewhere)],
         against=doubts(plan) if plan.mix else [],
         caveats=sources.caveats,
-        deployment=_deployment(run, plan, sections[0], engines),
+        deployment=_deployment(run, plan, inputs, list(engines.values())),
         one_text=has_one_text(plan.acceptance),
-        rule=rule,
-        asked="" if rule == "greedy" else option_of(plan.acceptance or {}),
+        rule=rule_of(plan.acceptance),
         subject={key: ", ".join(value for value, _ in values) for key, values in origin},
         pictures=[(picture, _drawing(picture, plan, f"figure-{i}-")) for i, picture in enumerate(shown)],
-        skipped=list(dict.fromkeys(left_out)),
+        skipped=sources.skipped,
     )
     writing.write_text(run.report, page)
-    missing = [section.missing for section in sections if section.missing]
-    notes = [f"{sentence} Make it again with: {command}" for sentence, command in old.items()]
-    return run.report, [*notes, *missing, *(picture for picture in drawn if isinstance(picture, str))]
+    notes = [f"{sentence} Make it again with: {command}" for sentence, command in stale.items()]
+    notes += [section.missing for section in sections if section.missing]
+    return run.report, [*notes, *(picture for picture in drawn if isinstance(picture, str))]
 
 
 def _drawing(picture: Picture, plan: Plan, prefix: str) -> str:
@@ -205,22 +208,18 @@ def _drawing(picture: Picture, plan: Plan, prefix: str) -> str:
     return svg_element(picture.svg, prefix, titles)
 
 
-def _section(entry: PlanEntry, plan: Plan, inputs: Inputs, sources: ReportSources) -> Section:
+def _section(entry: PlanEntry, plan: Plan, inputs: Inputs, sources: Sources) -> Section:
     """What the page shows of an entry; its benchmark is added to the sources."""
-    run, bench, missing = inputs.run, None, None
+    run, bench, missing, elsewhere = inputs.run, None, None, ""
     try:
-        bench, own = inputs.bench(entry.batch_size), run.bench_of(entry.batch_size)
-        sources.add_bench(own if own.exists() else run.bench, bench)
+        bench = inputs.bench(entry.batch_size)
     except OutOfRange as reason:
         missing = str(reason)
-    return Section(
-        plan=plan,
-        entry=entry,
-        bench=bench,
-        missing=missing,
-        elsewhere=timed_elsewhere(run, plan, bench) if bench else "",
-        exports=list(_exports(run, plan, entry, bench)),
-    )
+    else:
+        file = run.bench_of(entry.batch_size)
+        sources.add_bench(file if file.exists() else run.bench, bench)
+        elsewhere = timed_elsewhere(run, plan, bench)
+    return Section(plan=plan, entry=entry, bench=bench, missing=missing, elsewhere=elsewhere)
 
 
 def _engine_notes(run: RunDirectory, plan: Plan, bench: Benchmark) -> list[str]:
@@ -239,8 +238,8 @@ def render(**content: Any) -> str:
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    said = (trees_table, kinds_table, bench_tables, group_table, certainty, about_rule, text_price)
-    environment.globals.update({function.__name__: function for function in said})
+    shown = (trees_table, kinds_table, bench_tables, group_table, certainty, about_rule, text_price)
+    environment.globals.update({function.__name__: function for function in shown})
     page = environment.get_template("report.html.j2").render(
         style=Markup(style), svg=Markup, version=__version__, **content
     )
@@ -275,45 +274,22 @@ def _text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _stale(run: RunDirectory, notes: Mapping[str, FileNotes]) -> dict[str, str]:
-    """A sentence on each plan or benchmark that was made from others than are here now, and the command to run again."""
-    found: dict[str, str] = {}
-    for file, this in notes.items():
-        if file == run.plan.name or file.startswith(run.bench.stem):
-            found |= dict.fromkeys(made_from(run, run.path / file, this.inputs), run.command(*maker(file)))
-    return found
-
-
-def _deployment(
-    run: RunDirectory, plan: Plan, section: Section, engines: Sequence[Benchmark]
-) -> tuple[str, str] | None:
-    """The engine that was planned for, or else the first that takes the plan, and the commands that start it with the plan.
+def _deployment(run: RunDirectory, plan: Plan, inputs: Inputs, engines: Sequence[Benchmark]) -> tuple[str, str] | None:
+    """The engine that was planned for, else the first that takes the plan, and the commands that start it with the plan.
 
     None where no engine takes it, or where it was measured slower than plain decoding.
     """
-    able = [name for name, _, made in section.exports if made]
-    planned = [plan.constraint.engine.name] if plan.constraint and plan.constraint.engine else able
-    benches = [*Inputs(run).benches().values(), *(one for one in engines if not timed_elsewhere(run, plan, one))]
-    if not planned or any(map(slowdown, benches)):
+    benches = [*inputs.benches().values(), *(bench for bench in engines if not timed_elsewhere(run, plan, bench))]
+    if any(map(slowdown, benches)):
         return None
-    lines = [command_line("treeopt", "export", "--to", planned[0], "--run", str(run.path))]
-    with suppress(TreeoptError):  # the command says why
-        prepared = prepare(plan, planned[0])
-        for size, part in prepared.parts.items():
-            lines += [] if size is None else [f"# Batch size {size}"]
-            lines.append(write_served(prepared.method, *part).command)
-    return planned[0], "\n".join(lines)
-
-
-def _exports(
-    run: RunDirectory, plan: Plan, entry: PlanEntry, bench: Benchmark | None
-) -> Iterator[tuple[str, str, Written | None]]:
-    """Each engine that can run the drafter, the command that exports for it, and what is written."""
-    for name in runners((plan.drafter or {}).get("kind")):
-        words = ["treeopt", "export", "--to", name, "--run", str(run.path)]
-        words += ["--batch-size", str(entry.batch_size)] if len(plan.entries) > 1 else []
-        words += ["--anyway"] if bench and slowdown(bench) else []
-        made = None
-        with suppress(TreeoptError):  # the command says why
-            made = export_plan(plan, name, ExportOptions(batch_size=entry.batch_size))
-        yield name, command_line(*words), made
+    planned = plan.constraint.engine if plan.constraint else None
+    for engine in [planned.name] if planned else runners((plan.drafter or {}).get("kind")):
+        lines = [command_line("treeopt", "export", "--to", engine, "--run", str(run.path))]
+        with suppress(TreeoptError):  # not for this plan
+            prepared = prepare(plan, engine)
+            for size, part in prepared.parts.items():
+                if size is not None:
+                    lines.append(f"# Batch size {size}")
+                lines.append(write_served(prepared.method, *part).command)
+            return engine, "\n".join(lines)
+    return None

@@ -21,43 +21,33 @@ from treeopt.report.wording import count, percent
 from treeopt.trees.draft import ANEW
 
 PUBLISHED = "mc_sim_7b_63"
-CONTENDERS = {
-    "plain": "plain decoding",
-    "chosen": "chosen by treeopt",
-    "mc_sim_7b_63": "published mc_sim_7b_63",
-    "chain": "best top-1 chain",
-    "budget": "best of full budget",
-}
 BY_DEFAULT = "the engine's default, plain"
-IN_ENGINE = {
-    "plain": "plain decoding",
-    AS_IT_COMES: BY_DEFAULT,
-    "chosen": "chosen by treeopt",
-    "present": "as it is served now",
-    "usual": "the engine's usual setting",
+CONTENDERS = {  # in a table, in a sentence
+    "plain": ("plain decoding", "plain decoding"),
+    AS_IT_COMES: (BY_DEFAULT, BY_DEFAULT),
+    "chosen": ("chosen by treeopt", "the chosen tree"),
+    PUBLISHED: (f"published {PUBLISHED}", "the published tree"),
+    "chain": ("best top-1 chain", "the best chain"),
+    "budget": ("best of full budget", "the best tree of the full budget"),
+    "present": ("as it is served now", "what is served now"),
+    "usual": ("the engine's usual setting", "the engine's usual setting"),
 }
-RIVALS = {PUBLISHED: "the published tree", "chain": "the best chain", "budget": "the best tree of the full budget"}
-NOUNS = {"dynamic": "dynamic tree"}  # by kind of draft, where the kind alone is none
 ADVICE = ": serve the model without it"
 NO_TREE_PAYS = "No tree pays here: serve the model without speculation."
 
 
 def label(bench: Benchmark, name: str) -> str:
-    """What a contender is called in tables. Other runtimes have other contenders, so that files may take more names."""
+    """What a contender is called in tables."""
     if name == bench.judged != "chosen":
         return f"{name}, chosen by treeopt" if name in ANEW else f"{name}, for the plan's tree"
-    return (IN_ENGINE if bench.engine else CONTENDERS).get(name, name)
+    return CONTENDERS.get(name, (name, name))[0]
 
 
 def subject(bench: Benchmark) -> str:
     """The beginning of a sentence on the contender that is judged."""
-    is_setting = bool(bench.contender(bench.judged).draft.drafter)
-    known = {
-        "chosen": "The chosen setting" if is_setting else "The chosen tree",
-        "dynamic": "The dynamic tree",
-        "ddtree": "The tree over marginals",
-    }
-    return known.get(bench.judged, f"The {bench.judged}")
+    if bench.judged == "chosen":
+        return "The chosen setting" if bench.contender("chosen").draft.drafter else "The chosen tree"
+    return {"dynamic": "The dynamic tree", "ddtree": "The tree over marginals"}.get(bench.judged, f"The {bench.judged}")
 
 
 def outcome(speedup: Estimate | None) -> str:
@@ -75,14 +65,17 @@ def outcome(speedup: Estimate | None) -> str:
 
 def doubt(speedup: Estimate) -> str:
     """What to say first where a speedup over plain decoding is not shown to be above 1; empty where it is."""
-    said = "is not shown to gain here"
-    if speedup < 1:
-        said = "was slower than plain decoding here, though not beyond noise"
-    return {
-        "few": f"Speculation {said}: too little was timed for an interval.",
-        "loss": f"Speculation is slower than plain decoding here{ADVICE}.",
-        "open": f"Speculation {said}: the 95 % interval of its speedup is {speedup.low or 0:.2f} to {speedup.high or 0:.2f}.",
-    }.get(outcome(speedup), "")
+    shown = outcome(speedup)
+    if shown == "gain":
+        return ""
+    if shown == "loss":
+        return f"Speculation is slower than plain decoding here{ADVICE}."
+    slower = "was slower than plain decoding here, though not beyond noise"
+    beginning = f"Speculation {slower if speedup < 1 else 'is not shown to gain here'}"
+    if shown == "few":
+        return f"{beginning}: too little was timed for an interval."
+    low, high = speedup.ends
+    return f"{beginning}: the 95 % interval of its speedup is {low:.2f} to {high:.2f}."
 
 
 def slowdown(bench: Benchmark) -> Estimate | None:
@@ -118,9 +111,11 @@ def timing_caveats(profile: LatencyProfile, remedy: str = "") -> list[str]:
 
 def decoding_caveats(bench: Benchmark) -> list[str]:
     """What makes a benchmark's figures unsure, in sentences: a busy machine, contenders that stopped early."""
-    named = ", ".join(f"{label(bench, c.name)} after {count(c.compared, 'answer')}" for c in bench.stopped)
-    stopped = f"Stopped early, since shown to be slower than the chosen tree: {named}." if named else None
-    return [*filter(None, (busy(bench.processor_share), stopped))]
+    caveats = [busy(bench.processor_share)]
+    if bench.stopped:
+        named = ", ".join(f"{label(bench, c.name)} after {count(c.compared, 'answer')}" for c in bench.stopped)
+        caveats.append(f"Stopped early, since shown to be slower than the chosen tree: {named}.")
+    return [*filter(None, caveats)]
 
 
 def weighed(bench: Benchmark) -> tuple[list[str], list[str]]:
@@ -129,27 +124,28 @@ def weighed(bench: Benchmark) -> tuple[list[str], list[str]]:
 
     Two empty lists where nothing was timed.
     """
-    chosen, names, against, ties, won = bench.contender(bench.judged), IN_ENGINE if bench.engine else RIVALS, [], [], []
     if (speedup := speedup_over(bench)) is None:
         return [], []
-    if chosen.size > 1 and (said := doubt(speedup)):
-        against.append(said)
-    what = subject(bench) if chosen.size > 1 else "Plain decoding, which the plan chose,"
+    chosen, against, ties, won = bench.contender(bench.judged), list[str](), list[str](), list[str]()
+    beginning = "Plain decoding, which the plan chose,"
+    if chosen.size > 1:
+        beginning = subject(bench)
+        against += filter(None, [doubt(speedup)])
     for rival in bench.contenders:
-        if rival.size == 1 or rival.name == chosen.name or rival.draft == chosen.draft:
+        ratio = bench.speedup(chosen.name, rival.name)
+        if rival.size == 1 or rival.draft == chosen.draft or ratio is None or ratio.low is None:
             continue
-        over, name = bench.speedup(chosen.name, rival.name), names.get(rival.name, rival.name)
-        if over is None or over.low is None or over.high is None:
-            continue
-        if over.high < 1:
-            against.append(f"{what} loses against {name}: it decodes {times(over)} as fast.")
+        name, (low, high) = CONTENDERS.get(rival.name, (rival.name, rival.name))[1], ratio.ends
+        if high < 1:
+            against.append(f"{beginning} loses against {name}: it decodes {times(ratio)} as fast.")
         elif bench.engine or rival.name not in (PUBLISHED, "chain"):
             continue
-        elif over.low <= 1:
-            ties.append(f"{what} is not shown to be faster than {name}: it decodes {times(over)} as fast.")
+        elif low <= 1:
+            ties.append(f"{beginning} is not shown to be faster than {name}: it decodes {times(ratio)} as fast.")
         else:
-            faster = "faster than" if rival.stopped else f"{times(over)} as fast as"
-            won.append(f"{subject(bench)} is {faster} {name}{f' of {rival.size} rows' * (rival.name == PUBLISHED)}.")
+            faster = "faster than" if rival.stopped else f"{times(ratio)} as fast as"
+            rows = f" of {rival.size} rows" if rival.name == PUBLISHED else ""
+            won.append(f"{beginning} is {faster} {name}{rows}.")
     return against, ties + won
 
 
@@ -158,9 +154,9 @@ def measured(bench: Benchmark) -> str:
     if (speedup := speedup_over(bench)) is None:
         timed = bench.contenders[0].tokens_per_s is not None
         return "" if timed else "Nothing was timed: the prompts are too few for a full batch."
-    (against, ties), size = weighed(bench), bench.contender(bench.judged).size
+    (against, standing), size = weighed(bench), bench.contender(bench.judged).size
     result = f"{subject(bench)} ({count(size, 'row')} a step) {pace(speedup, over(bench))}."
-    return " ".join([*against, result if size > 1 else "The plan does not speculate at this batch size.", *ties])
+    return " ".join([*against, result if size > 1 else "The plan does not speculate at this batch size.", *standing])
 
 
 def doubts(plan: Plan, benches: Mapping[int, Benchmark] | None = None, *, batch_size: int | None = None) -> list[str]:
@@ -252,10 +248,11 @@ def times(ratio: Estimate) -> str:
 
 
 OWN_RUN = ("run", "--model", "MODEL", "--drafter", "HEADS", "--prompts", "prompts.jsonl", "--run", "my-run")
-SHOWN = {  # how the sentence goes on
+ENDS = {
     "few": ", but the prompts are too few to show a gain",
     "loss": ", so not speculating is best",
     "open": ", which does not show a gain",
+    "gain": "",
 }
 
 
@@ -268,33 +265,36 @@ def ending(
     engines : those that files were written for
     """
     pairs = list(zip(plan.entries, benches, strict=True))
-    several = len(pairs) > 1
-    each = [(f"at batch size {e.batch_size} " if several else "") + _found(e, bench) for e, bench in pairs]
+    findings = [_finding(entry, bench) for entry, bench in pairs]
+    if len(pairs) > 1:
+        findings = [f"at batch size {entry.batch_size} {_finding(entry, bench)}" for entry, bench in pairs]
     holds, (why, words) = "these prompts", _next(pairs, engines)
     words += ["--run", run.path]
     if is_demo:
         holds, why, words = "the demo model", "Your own model and heads need a run of their own", [*OWN_RUN]
-    return f"Found: {'; '.join(each)}. This holds for {holds} on this machine. {why}:", command_line("treeopt", *words)
+    found = f"Found: {'; '.join(findings)}. This holds for {holds} on this machine."
+    return f"{found} {why}:", command_line("treeopt", *words)
 
 
-def _found(entry: PlanEntry, bench: Benchmark) -> str:
+def _finding(entry: PlanEntry, bench: Benchmark) -> str:
     if not entry.speculates:
         return "no tree is predicted to beat plain decoding, so not speculating is the plan"
     speedup = speedup_over(bench)
     if speedup is None:
         return "nothing was timed, since the prompts are too few for a full batch"
-    kind = entry.draft.kind
-    return f"a {NOUNS.get(kind, kind)} of {count(entry.chosen.size, 'row')} {pace(speedup, over(bench))}{SHOWN.get(outcome(speedup), '')}"
+    kind = "dynamic tree" if entry.draft.kind == "dynamic" else entry.draft.kind
+    end = ENDS[outcome(speedup)]
+    return f"a {kind} of {count(entry.chosen.size, 'row')} {pace(speedup, over(bench))}{end}"
 
 
 def _next(pairs: Sequence[tuple[PlanEntry, Benchmark]], engines: Sequence[str]) -> tuple[str, list[object]]:
     """Why, and the words of the next command for a model of one's own."""
     shown = [(entry, bench, outcome(speedup_over(bench))) for entry, bench in pairs if entry.speculates]
-    if engines and "gain" in [what for *_, what in shown]:
+    if engines and "gain" in [result for *_, result in shown]:
         return f"To start {engines[0]} with it", ["export", "--to", engines[0]]
-    for entry, bench, what in shown:
-        if what not in ("gain", "loss"):
+    for entry, bench, result in shown:
+        if result not in ("gain", "loss"):
             prompts = len({answer.id for answer in bench.contenders[0].sequences})
-            only = ["--batch-size", entry.batch_size] if len(pairs) > 1 else []
-            return "More prompts may tell", ["bench", "--num-prompts", max(2 * prompts, 8), *only]
+            size = ["--batch-size", entry.batch_size] if len(pairs) > 1 else []
+            return "More prompts may tell", ["bench", "--num-prompts", max(2 * prompts, 8), *size]
     return "For all figures in one page", ["report"]

@@ -11,7 +11,7 @@ from treeopt.records.estimate import Estimate
 from treeopt.records.origins import Provenance
 from treeopt.report.figures import style
 from treeopt.report.figures.chart import Chart, Estimates, Panel, Series, plain_line, wilson
-from treeopt.report.verdict import CONTENDERS
+from treeopt.report.verdict import label
 from treeopt.report.wording import count
 
 HATCHES = {"predicted": "///", "replayed": "", "measured": "..."}
@@ -42,7 +42,7 @@ def accepted_chart(bench: Benchmark) -> Chart:
         "95 % interval, steps as independent" if "measured" in known else None,
     )
     lengths = [str(n) for n in range(max(map(len, known.values())))]
-    title = f"Accepted guesses per step: {CONTENDERS['chosen']}"
+    title = "Accepted guesses per step: chosen by treeopt"
     return Chart(title, caption, [Panel(series, "accepted guesses in a step", "share of steps", scale=lengths)])
 
 
@@ -63,7 +63,7 @@ def contenders_chart(bench: Benchmark) -> Chart:
     rows = []
     for contender in contenders:
         size = f"{contender.size}, stopped" if contender.stopped else str(contender.size)
-        rows.append(f"{style.short(CONTENDERS.get(contender.name, contender.name))} ({size})")
+        rows.append(f"{style.short(label(bench, contender.name))} ({size})")
     rates: dict[str, list[float | None]] = {
         "predicted": [contender.predicted.tokens_per_step for contender in contenders],
         "replayed": [contender.replayed_tokens_per_step for contender in contenders],
