@@ -17,7 +17,7 @@ import numpy as np
 
 import treeopt
 from treeopt.growth.drift import shifts
-from treeopt.report.comparison import per_cent
+from treeopt.report.wording import per_cent
 
 BUDGET, TOKENS = 16, 48
 
@@ -40,7 +40,7 @@ def main() -> None:
     for a, b in permutations(traces, 2):
         found = treeopt.compare(traces[a], traces[b], budget=BUDGET)
         depths = ", ".join(f"{shift.before:.3f} -> {shift.after:.3f}{' *' * shift.moved}" for shift in found.shifts)
-        print(f"{a} -> {b}: {depths}; the plan loses {per_cent(found.losses[0])} %, keep: {found.keep}")
+        print(f"{a} -> {b}: {depths}; the plan loses {per_cent(found.losses[0].loss)} %, keep: {found.keep}")
     for name, trace in traces.items():
         rng, called = np.random.default_rng(0), 0
         for _ in range(asked.halvings):

@@ -168,7 +168,7 @@ def test_launch_line_has_the_lengths_by_concurrency():
 def test_markdown_has_the_chosen_in_bold():
     lines = markdown(decided(TABLE)).splitlines()
     assert lines[0] == "| requests | off | MTP 2 | MTP 3 |"
-    assert lines[2].startswith("| 1 | 17.1 | **28.5 (1.67 [")
+    assert lines[2].startswith(r"| 1 | 17.1 | **28.5 (1.67 \[")
     assert lines[6].endswith("| – |")
 
 

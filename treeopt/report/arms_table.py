@@ -12,11 +12,10 @@ from treeopt.arms.arm import OFF, Arm, Arms, Unit
 from treeopt.arms.choices import Decided, minutes_of, prompts_of, title_of
 from treeopt.arms.decide import Choice
 from treeopt.arms.steps import StepParts
-from treeopt.records.estimate import Estimate
 from treeopt.records.inputs import BROKEN
-from treeopt.report.table import Column, Table
+from treeopt.report.table import Column, Table, escaped
 from treeopt.report.terminal import together
-from treeopt.report.wording import count
+from treeopt.report.wording import count, interval
 
 Setting = tuple[str, int | None]
 SPEED: Mapping[Unit, str] = {"all": "tokens/s", "request": "tokens/s of a request", "ratio": "ratio"}
@@ -37,7 +36,7 @@ def arms_table(arms: Arms) -> Table:
             SPEED[units.pop()] if len(units) == 1 else "tokens/s",
             lambda arm: "–" if arm.tokens_per_s is None else number(arm.tokens_per_s),
         ),
-        Column("tokens/step", lambda arm: figure(arm.tokens_per_step)),
+        Column("tokens/step", lambda arm: interval(arm.tokens_per_step)),
         Column("ms per token", lambda arm: "–" if arm.tpot_ms is None else number(arm.tpot_ms), spare=1),
     ]
     return Table(f"{count(len(arms.arms), 'setting')}", columns, arms.arms, section=lambda arm: arm.cell[:2])
@@ -107,7 +106,7 @@ def next_run_sentence(decided: Decided) -> str:
 def _choices(choices: Sequence[Choice], title: str, served: Setting | None) -> Table:
     over = Column("over the next best [95 %]", _over_next)
     if any(choice.over_off for choice in choices):
-        over = Column("over off [95 %]", lambda choice: figure(choice.over_off))
+        over = Column("over off [95 %]", lambda choice: interval(choice.over_off))
     columns = [
         Column("requests", lambda choice: str(choice.arm.concurrency), names=True),
         Column("serve", lambda choice: choice.arm.name, names=True),
@@ -117,7 +116,7 @@ def _choices(choices: Sequence[Choice], title: str, served: Setting | None) -> T
         Column("not run, maybe faster", _maybe, wraps=True),
     ]
     if served:
-        columns.insert(4, Column(f"over {_name(served)} [95 %]", lambda choice: figure(choice.over(served))))
+        columns.insert(4, Column(f"over {_name(served)} [95 %]", lambda choice: interval(choice.over(served))))
     return _filled(title, columns, choices)
 
 
@@ -133,7 +132,7 @@ def _over_next(choice: Choice) -> str:
     if not others:
         return "–"
     following = max(others, key=lambda i: choice.posterior.mean[i])
-    return f"{figure(choice.posterior.ratio(choice.chosen, following))} {choice.posterior.arms[following].name}"
+    return f"{interval(choice.posterior.ratio(choice.chosen, following))} {choice.posterior.arms[following].name}"
 
 
 def _tied(choice: Choice) -> str:
@@ -159,26 +158,18 @@ def _steps(steps: Sequence[StepParts]) -> Table | None:
     columns = [
         Column("requests", lambda step: str(step.served.concurrency), names=True),
         Column("setting", lambda step: step.served.name, names=True),
-        Column("step ms", lambda step: figure(step.step_ms, 1)),
-        Column("plain ms", lambda step: figure(step.plain_ms, 1), spare=3),
-        Column("drafting, fixed ms", lambda step: figure(step.fixed_ms, 1), spare=2),
-        Column("per guess ms", lambda step: figure(step.per_guess_ms, 1), spare=1),
-        Column("to break even", lambda step: figure(step.break_even_tokens)),
-        Column("tokens/step", lambda step: figure(step.served.tokens_per_step)),
+        Column("step ms", lambda step: interval(step.step_ms, 1)),
+        Column("plain ms", lambda step: interval(step.plain_ms, 1), spare=3),
+        Column("drafting, fixed ms", lambda step: interval(step.fixed_ms, 1), spare=2),
+        Column("per guess ms", lambda step: interval(step.per_guess_ms, 1), spare=1),
+        Column("to break even", lambda step: interval(step.break_even_tokens)),
+        Column("tokens/step", lambda step: interval(step.served.tokens_per_step)),
     ]
     lost = [f"{step.served.name} at {step.served.concurrency}" for step in steps if step.hopeless]
     caption = f"Would lose even if every guess were right: {', '.join(lost)}." if lost else ""
     if all(step.break_even_tokens is None for step in steps):
         caption = "A plain step and what it takes to break even need a run without speculation."
     return _filled("The step taken apart [95 %]", columns, steps, caption)
-
-
-def figure(value: float | None, digits: int = 2) -> str:
-    """A figure, with its interval where it has one; a dash where it is not known."""
-    if value is None:
-        return "–"
-    low, high = value.ends if isinstance(value, Estimate) else (value, value)
-    return f"{value:.{digits}f}" + (f" [{low:.{digits}f}, {high:.{digits}f}]" if low < high else "")
 
 
 def number(value: float) -> str:
@@ -195,32 +186,23 @@ def markdown(decided: Decided) -> str:
     parts = []
     for key, choices in decided.groups.items():
         arms = [choice.posterior.arms[i] for choice in choices for i in choice.cell]
-        settings = list(dict.fromkeys(arm.setting for arm in arms if arm.tokens_per_s))
-        lines = [f"**{escaped(title_of(*key))}**, {SPEED[choices[0].arm.unit]}", ""] if any(key) else []
-        lines.append("| " + " | ".join(["requests", *(escaped(_name(setting)) for setting in settings)]) + " |")
-        lines.append("|---:" * (1 + len(settings)) + "|")
-        for choice in choices:
-            cells = [_cell(choice, setting) for setting in settings]
-            lines.append("| " + " | ".join([str(choice.arm.concurrency), *cells]) + " |")
-        parts.append("\n".join(lines))
-    return "\n\n".join(
-        [
-            *parts,
-            f"95 % intervals; launches are taken to differ by {100 * decided.launch:.1f} %. {next_run_sentence(decided)}",
-        ]
-    )
+        settings = dict.fromkeys(arm.setting for arm in arms if arm.tokens_per_s)
+        columns = [Column("requests", lambda choice: str(choice.arm.concurrency)), *map(_of_setting, settings)]
+        if any(key):
+            parts.append(f"**{escaped(title_of(*key))}**, {SPEED[choices[0].arm.unit]}")
+        parts.append(Table("", columns, choices).markdown())
+    launches = f"launches are taken to differ by {100 * decided.launch:.1f} %"
+    return "\n\n".join([*parts, f"95 % intervals; {launches}. {next_run_sentence(decided)}"])
 
 
-def _cell(choice: Choice, setting: Setting) -> str:
-    place = choice.run.get(setting)
-    if place is None:
-        return "–"
-    value, off = number(choice.posterior.throughput(place)), choice.run.get((OFF, 0))
-    if off is not None and off != place:
-        value += f" ({figure(choice.posterior.ratio(place, off))}×)"
-    return f"**{value}**" if place == choice.chosen else value
+def _of_setting(setting: Setting) -> Column:
+    """The throughput of a setting, and its ratio to off; bold where the setting was chosen."""
 
+    def cell(choice: Choice) -> str:
+        place, off = choice.run.get(setting), choice.run.get((OFF, 0))
+        if place is None:
+            return "–"
+        ratio = "" if off in (None, place) else f" ({interval(choice.posterior.ratio(place, off))}×)"
+        return f"{number(choice.posterior.throughput(place))}{ratio}"
 
-def escaped(text: str) -> str:
-    """A name as a cell of Markdown shows it."""
-    return "".join("\\" + c if c in "|*_`[]<>\\" else c if c.isprintable() else " " for c in text)
+    return Column(_name(setting), cell, bold=lambda choice: choice.run.get(setting) == choice.chosen)

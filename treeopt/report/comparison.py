@@ -1,6 +1,6 @@
 """What compare says: a verdict in a sentence or two, and its tables."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -13,44 +13,45 @@ from treeopt.records.estimate import Estimate
 from treeopt.report.table import Column, Table
 from treeopt.report.terminal import together
 from treeopt.report.verdict import times
-from treeopt.report.wording import count, pm
+from treeopt.report.wording import count, interval, per_cent, pm
 
 
 def verdict(result: Comparison) -> str:
+    """What the comparison comes to, in a sentence or two."""
     return COMPARED[type(result)][0](result)
 
 
 def compared_table(result: Comparison) -> RenderableType:
+    """The verdict, and the tables below it."""
     return together(*COMPARED[type(result)][1](result), headline=[verdict(result)])
-
-
-def per_cent(loss: Estimate) -> Estimate:
-    """A share with its errors in per cent."""
-    return Estimate(100 * loss, 100 * (loss.stderr or 0.0), *(100 * end for end in loss.ends))
 
 
 def _loss(regret: Regret) -> str:
     return pm(per_cent(regret.loss), 1).replace("-0.0 ", "0.0 ")
 
 
+# A plan on other answers
+
+
 def _plan_verdict(result: Compared) -> str:
-    timed = [regret for regret in result.losses if regret.served.speedup]
-    speculation = [_speculation(regret) for regret in sorted(timed, key=lambda regret: -regret.loss)]
     worst, tolerance = result.worst, f"{100 * result.tolerance:g} %"
-    best = f"the best for {result.names[1]}" + (f" at batch size {worst.batch_size}" if len(result.losses) > 1 else "")
-    plan, loss = f"The plan ({count(worst.served.size, 'row')})", per_cent(worst.loss)
+    plan, best = f"The plan ({count(worst.served.size, 'row')})", f"the best for {result.names[1]}"
+    if len(result.losses) > 1:
+        best += f" at batch size {worst.batch_size}"
+    loss = per_cent(worst.loss)
     low, high = loss.ends
     if not result.keep:
-        said = f"{plan} loses {_loss(worst)} % against {best}, more than {tolerance}: plan anew."
+        keep = f"{plan} loses {_loss(worst)} % against {best}, more than {tolerance}: plan anew."
     elif high > 100 * result.tolerance:
-        said = (
+        keep = (
             f"{plan} loses {_loss(worst)} % against {best}, 95 % interval {low:.1f} to {high:.1f}: not shown to be more "
             f"than {tolerance}, so keep it. More conversations would tell."
         )
     else:
         within = pm(Estimate(max(loss, 0.0), loss.stderr), 1)
-        said = f"{plan} is still within {within} % of {best}: keep it."
-    return " ".join([*speculation, said])
+        keep = f"{plan} is still within {within} % of {best}: keep it."
+    timed = sorted((r for r in result.losses if r.served.speedup), key=lambda regret: -regret.loss)
+    return " ".join([*map(_speculation, timed), keep])
 
 
 def _speculation(regret: Regret) -> str:
@@ -69,16 +70,46 @@ def _speculation(regret: Regret) -> str:
     return f"{at} speculation is not shown to gain or to cost ({change:+.0f} %)."
 
 
+def _plan_tables(result: Compared) -> list[Table]:
+    plans = [
+        Column("batch", lambda regret: str(regret.batch_size)),
+        Column("rows", lambda regret: str(regret.served.size)),
+        Column("depth", lambda regret: str(regret.served.depth)),
+        Column("tokens/step\nplanned", lambda regret: pm(regret.planned)),
+        Column("tokens/step\non B", lambda regret: pm(regret.served.tokens_per_step)),
+        Column("best on B:\nrows", lambda regret: str(regret.best.size), spare=1),
+        Column("\ndepth", lambda regret: str(regret.best.depth), spare=2),
+        Column("best on B:\ntokens/step", lambda regret: f"{regret.best.tokens_per_step:.2f}", spare=3),
+        Column("loses %\n[95 % interval]", lambda regret: interval(per_cent(regret.loss), 1)),
+    ]
+    table = Table("A's plan on B, beside the best that a search on B would find", plans, result.losses)
+    if not result.shifts:
+        return [table]
+    depths = [
+        Column("depth", lambda shift: str(shift.depth)),
+        Column("A", lambda shift: f"{shift.before:.3f}"),
+        Column("B", lambda shift: f"{shift.after:.3f}"),
+        Column("change [95 % interval]", lambda shift: interval(shift.change, 3)),
+        Column("", lambda shift: "moved" if shift.moved else "noise"),
+    ]
+    what = "share of steps whose chain survives to a depth" if result.measure == SURVIVAL else "top-1 accuracy"
+    caption = f"A is {result.names[0]}, B is {result.names[1]}. The intervals of all depths hold together."
+    return [Table(f"Guesses at each depth: {what}", depths, result.shifts, caption=caption), table]
+
+
+# Groups of prompts, and contexts
+
+
 def _groups_verdict(result: GroupsCompared) -> str:
     if result.are_contexts:
-        return _contexts_verdict(result)
-    if gainers := result.gainers:
-        said = [
-            f"{regret.group} at batch size {regret.batch_size} ({regret.best.draft.words}), "
-            f"{times(regret.gain)} as fast as shared"
-            for regret in gainers
+        sizes = dict.fromkeys(context.batch_size for context in result.groups)
+        return " ".join(_context_verdict(size, [c for c in result.groups if c.batch_size == size]) for size in sizes)
+    if result.gainers:
+        gains = [
+            f"{regret.group} at batch size {regret.batch_size} ({regret.best.draft.words}), {times(regret.gain)} as fast as shared"
+            for regret in result.gainers
         ]
-        return f"A setting of their own pays for {'; '.join(said)}. To plan for it, calibrate its prompts in a run of their own."
+        return f"A setting of their own pays for {'; '.join(gains)}. To plan for it, calibrate its prompts in a run of their own."
     most = max(result.groups, key=lambda regret: regret.loss.ends[0])
     return (
         f"One plan is enough: no group is shown to gain more than {100 * result.tolerance:g} % by a plan of its own. The "
@@ -86,51 +117,56 @@ def _groups_verdict(result: GroupsCompared) -> str:
     )
 
 
-def _contexts_verdict(result: GroupsCompared) -> str:
-    """At each batch size what is best in the shortest context and in the longest, and where speculation stops paying."""
-    said = []
-    for size in dict.fromkeys(context.batch_size for context in result.groups):
-        contexts = [context for context in result.groups if context.batch_size == size]
-        first, last = contexts[0], contexts[-1]
-        drafts = f"{first.best.draft.words} for {first.group}, {last.best.draft.words} for {last.group}"
-        accepted = (
-            f"First guesses are right in {first.accepted:.0%} and {last.accepted:.0%}."
-            if first.accepted and last.accepted
-            else ""
-        )
-        stops = next(
-            (context.group for i, context in enumerate(contexts) if all(c.best.size == 1 for c in contexts[i:])), None
-        )
-        timed = any(context.best.speedup for context in contexts)
-        stop = (
-            f" Speculation stops paying at {stops} of context."
-            if stops
-            else " It pays in every context."
-            if timed
-            else ""
-        )
-        said.append(f"Batch size {size}: best is {drafts}. {accepted}{stop}")
-    return " ".join(said)
+def _context_verdict(batch_size: int, contexts: Sequence[Regret]) -> str:
+    """What is best in the shortest context and in the longest, and where speculation stops paying."""
+    first, last = contexts[0], contexts[-1]
+    said = f"Batch size {batch_size}: best is {first.best.draft.words} for {first.group}, {last.best.draft.words} for {last.group}."
+    if first.accepted and last.accepted:
+        said += f" First guesses are right in {first.accepted:.0%} and {last.accepted:.0%}."
+    paying = [i for i, context in enumerate(contexts) if context.best.size > 1]
+    after = paying[-1] + 1 if paying else 0
+    if after < len(contexts):
+        return f"{said} Speculation stops paying at {contexts[after].group} of context."
+    return f"{said} It pays in every context." if any(context.best.speedup for context in contexts) else said
 
 
-def _won(one: Winner) -> str:
-    if one.pays is False:
-        return f"Batch size {one.batch_size}: none is shown to beat plain decoding; {one.drafter} comes nearest."
-    tied = f", tied with {', '.join(one.tied)}" if one.tied else ""
-    return f"Batch size {one.batch_size}: {one.drafter} is fastest{tied}."
+def _groups_tables(result: GroupsCompared) -> list[Table]:
+    own = [
+        Column("own tree", lambda regret: regret.best.draft.words, wraps=True),
+        Column("tokens/step\nof it", lambda regret: f"{regret.best.tokens_per_step:.2f}", spare=1),
+        Column("own over shared\n[95 % interval]", lambda regret: str(regret.gain)),
+    ]
+    if result.are_contexts:
+        own = [
+            Column("first guess\nright", lambda regret: pm(regret.accepted)),
+            *own,
+            Column("own over\nplain", lambda regret: pm(regret.best.speedup)),
+        ]
+    columns = [
+        Column("context" if result.are_contexts else "group", lambda regret: regret.group or "(no group)", names=True),
+        Column("batch", lambda regret: str(regret.batch_size)),
+        Column("conver-\nsations", lambda regret: f"{regret.conversations:,}"),
+        *own,
+    ]
+    caption = "Own over shared is what its own tree brings a group: tokens per second over those with the shared one, held out."
+    return [Table("One plan for all groups", columns, result.groups, caption=caption)]
+
+
+# A change of what is served
 
 
 def _gate_verdict(result: Gate) -> str:
-    worst, tolerance = result.worst, f"{100 * result.tolerance:g} %"
-    loss = "a loss of {:.1f} % [{:.1f}, {:.1f}]".format(*(100 * value for value in (worst.loss, *worst.loss.ends)))
+    worst, noisiest, tolerance = result.worst, result.noisiest, f"{100 * result.tolerance:g} %"
     said = f"{result.verdict}: "
     if result.gone:
         said += f"the fastest before has no figure after: {', '.join(result.gone)}. "
-    said += f"{worst.name} went from {worst.before:.2f} to {worst.after:.2f}, {loss}, with {tolerance} allowed."
+    loss = interval(per_cent(worst.loss), 1)
+    said += (
+        f"{worst.name} went from {worst.before:.2f} to {worst.after:.2f}, a loss of {loss} %, with {tolerance} allowed."
+    )
     if result.verdict == INCONCLUSIVE and worst.loss.ends[0] > result.tolerance:
         least = f"{100 * worst.least_loss(len(result.changes)):.1f} %"
         said += f" Of {len(result.changes)} settings one may lose so much by chance: in an interval that allows for it, at least {least} is lost."
-    noisiest = result.noisiest
     said += f" With {count(noisiest.runs, result.noun)} on each side, a loss below {100 * noisiest.held:.1f} % cannot be told from noise"
     if noisiest.held > result.tolerance:
         needed = noisiest.runs_for(result.tolerance)
@@ -140,82 +176,46 @@ def _gate_verdict(result: Gate) -> str:
 
 def _gate_tables(result: Gate) -> list[Table]:
     columns = [
-        Column("what", lambda one: one.name, wraps=True),
-        Column("before", lambda one: f"{one.before:.2f}"),
-        Column("after", lambda one: f"{one.after:.2f}"),
-        Column(
-            "loses %\n[95 % interval]",
-            lambda one: "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * v for v in (one.loss, *one.loss.ends))),
-        ),
+        Column("what", lambda change: change.name, wraps=True),
+        Column("before", lambda change: f"{change.before:.2f}"),
+        Column("after", lambda change: f"{change.after:.2f}"),
+        Column("loses %\n[95 % interval]", lambda change: interval(per_cent(change.loss), 1)),
     ]
     return [Table(f"{result.measure} of {result.names[0]} and {result.names[1]}", columns, result.changes)]
 
 
-def _plan_tables(result: Compared) -> list[Table]:
-    what = "share of steps whose chain survives to a depth" if result.measure == SURVIVAL else "top-1 accuracy"
-    moved = [str(shift.depth) for shift in result.moved]
-    said = f"Depths that moved beyond noise: {', '.join(moved)}." if moved else "No depth moved beyond noise."
-    depths = [
-        Column("depth", lambda one: str(one.depth)),
-        Column("A", lambda one: f"{one.before:.3f}"),
-        Column("B", lambda one: f"{one.after:.3f}"),
-        Column("change [95 % interval]", lambda one: "{:+.3f} [{:+.3f}, {:+.3f}]".format(one.change, *one.change.ends)),
-        Column("", lambda one: "moved" if one.moved else "noise"),
-    ]
-    caption = f"{said} A is {result.names[0]}, B is {result.names[1]}. The intervals of all depths hold together."
-    shifts = Table(f"Guesses at each depth: {what}", depths, result.shifts, caption=caption)
-    plans = [
-        Column("batch", lambda one: str(one.batch_size)),
-        Column("rows", lambda one: str(one.served.size)),
-        Column("depth", lambda one: str(one.served.depth)),
-        Column("tokens/step\nplanned", lambda one: pm(one.planned)),
-        Column("tokens/step\non B", lambda one: pm(one.served.tokens_per_step)),
-        Column("best on B:\nrows", lambda one: str(one.best.size), spare=1),
-        Column("\ndepth", lambda one: str(one.best.depth), spare=2),
-        Column("best on B:\ntokens/step", lambda one: f"{one.best.tokens_per_step:.2f}", spare=3),
-        Column(
-            "loses %\n[95 % interval]", lambda one: "{} [{:.1f}, {:.1f}]".format(_loss(one), *per_cent(one.loss).ends)
-        ),
-    ]
-    table = Table("A's plan on B, beside the best that a search on B would find", plans, result.losses)
-    return [*([shifts] if result.shifts else []), table]
+# Drafters
 
 
-def _groups_tables(result: GroupsCompared) -> list[Table]:
-    columns = [
-        Column("group", lambda one: one.group or "(no group)", names=True),
-        Column("batch", lambda one: str(one.batch_size)),
-        Column("conver-\nsations", lambda one: f"{one.conversations:,}"),
-        Column("own tree", lambda one: one.best.draft.words, wraps=True),
-        Column("tokens/step\nof it", lambda one: f"{one.best.tokens_per_step:.2f}", spare=1),
-        Column("own over shared\n[95 % interval]", lambda one: str(one.gain)),
-    ]
-    if result.are_contexts:
-        columns[0] = Column("context", lambda one: one.group, names=True)
-        columns.insert(3, Column("first guess\nright", lambda one: pm(one.accepted)))
-        columns.append(Column("own over\nplain", lambda one: pm(one.best.speedup)))
-    caption = "The last column is what its own tree brings a group: tokens per second over those with the shared one, held out."
-    return [Table("One plan for all groups", columns, result.groups, caption=caption)]
+def _drafters_verdict(result: DraftersCompared) -> str:
+    return " ".join(map(_won, result.winners))
+
+
+def _won(winner: Winner) -> str:
+    if winner.pays is False:
+        return f"Batch size {winner.batch_size}: none is shown to beat plain decoding; {winner.drafter} comes nearest."
+    tied = f", tied with {', '.join(winner.tied)}" if winner.tied else ""
+    return f"Batch size {winner.batch_size}: {winner.drafter} is fastest{tied}."
 
 
 def _drafters_tables(result: DraftersCompared) -> list[Table]:
-    won = {(one.batch_size, one.drafter) for one in result.winners if one.pays is not False}
+    won = {(winner.batch_size, winner.drafter) for winner in result.winners if winner.pays is not False}
     columns = [
-        Column("batch", lambda one: str(one.batch_size)),
-        Column("drafter", lambda one: one.drafter, wraps=True),
-        Column("tree or setting", lambda one: one.setting or one.figure.draft.words, wraps=True),
-        Column("tokens/step", lambda one: pm(one.figure.tokens_per_step)),
-        Column("step ms", lambda one: f"{one.figure.step_ms:.2f}"),
-        Column("speedup\n[95 % interval]", lambda one: f"{one.speedup}{'' if one.is_measured else ' predicted'}"),
+        Column("batch", lambda row: str(row.batch_size)),
+        Column("drafter", lambda row: row.drafter, wraps=True),
+        Column("tree or setting", lambda row: row.setting or row.figure.draft.words, wraps=True),
+        Column("tokens/step", lambda row: pm(row.figure.tokens_per_step)),
+        Column("step ms", lambda row: f"{row.figure.step_ms:.2f}"),
+        Column("speedup\n[95 % interval]", lambda row: f"{row.speedup}{'' if row.is_measured else ' predicted'}"),
     ]
-    title, best = f"Drafters for {result.about}", lambda one: (one.batch_size, one.drafter) in won
-    return [Table(title, columns, result.settings, bold=best, section=lambda one: one.batch_size)]
+    title, best = f"Drafters for {result.about}", lambda row: (row.batch_size, row.drafter) in won
+    return [Table(title, columns, result.settings, bold=best, section=lambda row: row.batch_size)]
 
 
-# By the kind of comparison, what it comes to in a sentence or two, and its tables.
+# By the kind of comparison, its verdict and its tables.
 COMPARED: dict[type[Comparison], tuple[Callable[[Any], str], Callable[[Any], list[Table]]]] = {
     Compared: (_plan_verdict, _plan_tables),
     GroupsCompared: (_groups_verdict, _groups_tables),
     Gate: (_gate_verdict, _gate_tables),
-    DraftersCompared: (lambda result: " ".join(map(_won, result.winners)), _drafters_tables),
+    DraftersCompared: (_drafters_verdict, _drafters_tables),
 }

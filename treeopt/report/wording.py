@@ -27,6 +27,23 @@ def timed(estimate: Estimate | None, digits: int = 2) -> str:
     return pm(estimate, digits)
 
 
+def interval(estimate: float | None, digits: int = 2) -> str:
+    """A number with its 95 % interval where that is known; a dash where the number is not.
+
+    >>> interval(Estimate(1.25, low=1.1, high=1.4), 1), interval(1.25), interval(None)
+    ('1.2 [1.1, 1.4]', '1.25', '–')
+    """
+    if estimate is None:
+        return "–"
+    low, high = estimate.ends if isinstance(estimate, Estimate) else (estimate, estimate)
+    return f"{estimate:.{digits}f}" + (f" [{low:.{digits}f}, {high:.{digits}f}]" if low < high else "")
+
+
+def per_cent(share: Estimate) -> Estimate:
+    """A share with its errors in per cent."""
+    return Estimate(100 * share, 100 * (share.stderr or 0.0), *(100 * end for end in share.ends))
+
+
 def percent(ratio: float, less: str, more: str, *, digits: int = 0) -> str:
     """How far one rate is from another by their ratio: what it has less, or more, in per cent of the other.
 
