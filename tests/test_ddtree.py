@@ -20,7 +20,7 @@ from .conftest import some_long
 from .test_dynamic import STEP, paths_of, slow_replay
 
 AT_ONCE = 20
-LENGTHS, WIDTHS = [1, 2, 30, 7, 40], (1, 2, 3, 5)
+LENGTHS, WIDTHS = [1, 2, 18, 7, 20], (1, 2, 3, 5)
 
 
 class Given(MarginalDraft):
@@ -62,7 +62,7 @@ def sorted_paths(logits, depth, width) -> list[tuple[float, tuple[int, ...]]]:
     return [(score[path], tuple(said[token] for token in tokens[path])) for path in ranks]
 
 
-@pytest.mark.parametrize("count", [400, *some_long(2000)])
+@pytest.mark.parametrize("count", [160, *some_long(2000)])
 def test_nodes_are_the_first_of_all_paths_sorted(count):
     """Every budget, width and depth cut; of each one budget through the tree that a step verifies."""
     rng, ties = np.random.default_rng(0), 0
@@ -81,7 +81,7 @@ def test_nodes_are_the_first_of_all_paths_sorted(count):
                 ours = paths_of(*(part[i].tolist() for part in found))
                 assert sorted(ours) == sorted(slow[: rows - 1])
                 assert depths[i].tolist() == [0, *map(len, ours)]
-    assert ties > 10 * count
+    assert ties > 4 * count
 
 
 def test_edge_llm_takes_the_same_nodes_where_no_scores_are_equal():
@@ -130,7 +130,7 @@ def recorded(seed, lengths, widths, depth=4, tokens=5) -> tuple[RankTrace, np.nd
     return RankTrace(ranks, starts, marginal_places=places, **about), slow
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *some_long(1, 2, 3)])
 def test_one_record_tells_every_width_and_depth_cut(seed):
     trace, slow = recorded(seed, LENGTHS, WIDTHS)
     assert (trace.marginal_places == np.where(slow < MOST_ROWS - 1, slow, NO_PLACE)).all()

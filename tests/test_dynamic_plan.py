@@ -1,6 +1,7 @@
 """Dynamic trees among the candidates of a plan: as files have them, what they cost, and which is chosen."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -41,6 +42,8 @@ from .helpers.runs import some_profile
 from .test_ddtree import recorded
 from .test_dynamic import slow_lengths, slow_replay, with_pools
 from .test_profile import Slow
+
+LONG = partial(pytest.param, marks=pytest.mark.long)
 
 # Drafts, as files have them.
 
@@ -175,7 +178,9 @@ def dearer(profile: LatencyProfile, *, fixed: float = 0.0, dynamic: float = 0.0)
     return LatencyProfile(tuple(points), profile.autoregressive)
 
 
-@pytest.mark.parametrize(("fixed", "dynamic"), [(0.0, 0.0), (2.0, 0.0), (0.0, 2.0), (900.0, 0.0), (900.0, 900.0)])
+@pytest.mark.parametrize(
+    ("fixed", "dynamic"), [(0.0, 0.0), (900.0, 0.0), (900.0, 900.0), LONG(2.0, 0.0), LONG(0.0, 2.0)]
+)
 def test_the_chosen_draft_is_the_best_of_all_kinds_and_never_slower_than_plain(trace, profile, fixed, dynamic):
     """One table: within what is negligible nothing beside the chosen draft is faster, unless it is tied with it."""
     request = PlanRequest(Limits(BUDGET), batch_sizes=BATCH_SIZES)
@@ -213,7 +218,7 @@ def test_an_engine_of_chains_gets_the_best_chain_or_plain_decoding(plan):
 
 def with_marginals(is_best) -> tuple[RankTrace, LatencyProfile]:
     """A record of trees over marginals, which are the fastest of all settings or not."""
-    record, _ = recorded(5, lengths := [40] * 12, (4,), depth=3)
+    record, _ = recorded(5, lengths := [30] * 10, (4,), depth=3)
     ranks = random_trace(np.random.default_rng(5), np.array(lengths), 3, 6)
     few = np.where(ranks.ranks > 0, MISS, ranks.ranks)
     record = replace(record, ranks=few if is_best else ranks.ranks, end=ranks.end, meta={**record.meta, **ranks.meta})
