@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,19 @@ def test_every_command_has_help_with_an_example_and_is_in_the_readme():
 
 
 SHIPPED = [("calibration", Calibration.load), ("profiles", LatencyProfile.load)]
+
+
+SKILL = (ROOT / "skills" / "choose-speculation" / "SKILL.md").read_text("utf-8")
+
+
+def test_every_command_of_the_skill_parses():
+    """So far as that can be told without running it; an agent reads the page in one view."""
+    lines = re.findall(r"^treeopt (.+)$", SKILL, re.M)
+    assert len(lines) > 10
+    for line in lines:
+        name, *words = shlex.split(line)
+        cli.commands[name].make_context(name, words)
+    assert SKILL.count("\n") <= 80
 
 
 @pytest.mark.parametrize(("kind", "load"), SHIPPED)

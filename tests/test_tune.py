@@ -231,7 +231,7 @@ def test_a_step_has_the_rows_that_are_served_where_the_last_guesses_are_never_ri
 
     with lying(answer) as server, lying(Engine((), 0.002)) as plain:
         found = tune(run, server.url, Watching(minutes=MINUTES, plain=plain.url, drafter="eagle3"))
-    assert any("2 guesses would have 1.2" in text for text in found.unknown)
+    assert any("2 guesses would have 1.28 times the throughput" in text for text in found.unknown)
     assert found.tokens_per_step == pytest.approx(1.85, rel=0.01)
     assert [(point.size, point.depth) for point in run.read_profile().points] == [(8, 7)]
     assert '"num_speculative_tokens": 7' in found.command
@@ -248,7 +248,7 @@ def test_without_plain_it_says_what_a_step_may_cost_and_plans_nothing(run):
 
 
 def test_a_restart_is_said_and_only_what_follows_counts(run):
-    with lying(Engine(SURVIVAL, 0.002, restarts_at=0.2)) as server:
+    with lying(Engine(SURVIVAL, 0.002, restarts_at=3)) as server:
         found = tune(run, server.url, Watching(minutes=MINUTES))
     assert "The server restarted while it was watched: what it did before is left out." in found.unknown
     assert found.survival == pytest.approx(SURVIVAL, abs=0.01)

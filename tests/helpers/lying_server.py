@@ -73,20 +73,20 @@ MODELS = page(json.dumps({"object": "list", "data": [{"id": "m", "object": "mode
 class Engine:
     """vLLM's counters at a constant load: every request-step drafts K guesses, of which S_k are right up to k.
 
-    batch_size requests run, a step takes step_s; ``restarts_at`` seconds the counters begin anew. Drafts have the share ``full`` of
-    the guesses that they would have if none were cut.
+    batch_size requests run, a step takes step_s, and a second passes from look to look; from the look ``restarts_at`` on counters begin
+    anew. Drafts have the share ``full`` of the guesses that they would have if none were cut.
     """
 
     def __init__(
-        self, survival: tuple[float, ...], step_s: float, batch_size: int = 4, restarts_at: float = 0.0, full: float = 1
+        self, survival: tuple[float, ...], step_s: float, batch_size: int = 4, restarts_at: int = 0, full: float = 1
     ) -> None:
         self.survival, self.step_s, self.batch_size, self.restarts_at = survival, step_s, batch_size, restarts_at
-        self.began, self.full = time.monotonic(), full
+        self.lasted, self.full = 0, full
 
     def metrics(self) -> str:
-        lasted = time.monotonic() - self.began
-        since = lasted - self.restarts_at if 0 < self.restarts_at < lasted else lasted + 1000
-        n = self.batch_size * int(since / self.step_s)
+        self.lasted += 1
+        since = self.lasted - self.restarts_at if 0 < self.restarts_at < self.lasted else self.lasted + 1000
+        n = self.batch_size * round(since / self.step_s)
         reached = [int(n * share) for share in self.survival]
         tokens = n + sum(reached) + self.batch_size
         said = {"num_requests_running": self.batch_size, "generation_tokens_total": tokens,

@@ -63,7 +63,7 @@ def tune(
     if isinstance(decided, TunedArms):
         show_arms(decided, as_json, table.markdown)
     else:
-        _show_server(decided, as_json)
+        _show_server(decided, run, as_json)
 
 
 def _check_alone(given: Mapping[str, object], source: str) -> None:
@@ -72,11 +72,11 @@ def _check_alone(given: Mapping[str, object], source: str) -> None:
         raise InvalidInput(f"`{strange[0]}` goes with {source}: leave it out.")
 
 
-def _show_server(found: Tuned, as_json: bool) -> None:
+def _show_server(found: Tuned, run: RunDirectory, as_json: bool) -> None:
     from treeopt.report.server_table import server_table
     from treeopt.report.terminal import note
 
-    note(*found.unknown)
+    note(*found.unknown, f"The report is in {run.report}." if found.command else None)
     show_result(found.document(), server_table(found), as_json)
     if found.command and not as_json:
         show_result(None, found.command, as_json)

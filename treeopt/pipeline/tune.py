@@ -29,7 +29,7 @@ from treeopt.records.plan import Beyond
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.page import write_report
-from treeopt.report.terminal import note, progress
+from treeopt.report.terminal import progress
 from treeopt.serving.client import Prompt, Server, check_open_files, run_async, together
 from treeopt.serving.watch import ENGINES, Pace, Recording, Tuned, find_counters, over_plain, watch
 
@@ -72,9 +72,10 @@ def tune(run: RunDirectory, url: str, options: Watching) -> Tuned:
     InvalidInput for a server that does not answer as one.
     """
     recording, beside, unknown = _watched(run, url, options)
-    if recording.before == recording.after:
+    if not recording.has_counted:
+        late = " A request is counted when it ends: watch for longer." if ENGINES[recording.engine].at_end else ""
         raise InvalidInput(
-            f"{url} must serve while it is watched, but counted nothing: watch it under load, or `drive` it."
+            f"{url} must serve while it is watched, but counted nothing: watch it under load, or `drive` it.{late}"
         )
     unknown += [RESTARTED] * recording.restarted
     calibration, (paces, notes) = _calibration(run, options.drafter, unknown), recording.paces()
@@ -246,8 +247,8 @@ def _plan(
     unknown.append(_between(calibration, length, *max(timed.items())[1]))
     try:
         options = SearchOptions(engine=recording.engine, batch_sizes=list(timed))
-        note(*search(run, options, TreeLimits(measured_only=True)).notes)
-        note(f"The report is in {write_report(run)[0]}.")
+        unknown += search(run, options, TreeLimits(measured_only=True)).notes
+        write_report(run)
         written = export(run, recording.engine, options=ExportOptions(beyond=beyond))[1]
         unknown += written.notes
         return written.command

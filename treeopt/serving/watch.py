@@ -162,17 +162,13 @@ class Recording:
     def save(self, path: Path) -> None:
         write_json(path, KIND, document(self))
 
-    def check_same(self, recording: Recording, path: Path) -> None:
-        """Raise InvalidInput where another recording is of another server than this one of a file."""
-        for mine, other in (
-            (self.server, recording.server),
-            (self.model, recording.model),
-            (self.engine, recording.engine),
-        ):
-            if mine != other:
-                raise InvalidInput(
-                    f"{path} is of {mine}, which {other} replaces only with `overwrite`: pass that, or another `run`."
-                )
+    def check_same(self, other: Recording, path: Path) -> None:
+        """Raise InvalidInput where another recording is of another server than this one, which is in a file."""
+        if (other.server, other.model, other.engine) != (self.server, self.model, self.engine):
+            raise InvalidInput(
+                f"{path} is of {self.model} in {self.engine} at {self.server}, which {other.model} in {other.engine} at "
+                f"{other.server} replaces only with `overwrite`: pass that, or another `run`."
+            )
 
     def add(self, page: str) -> None:
         """Add a look at a page of counters."""
@@ -189,6 +185,11 @@ class Recording:
         )
         steps = steps or tokens  # where no steps are counted every token takes one
         self.looks.append(Look(time.time(), totals[names.running], tokens, steps, totals[names.seconds]))
+
+    @property
+    def has_counted(self) -> bool:
+        before, after = (counts_of(text, self.engine, self.server) for text in (self.before, self.after))
+        return any(before.get(series, 0.0) != after[series] for series in after if _is_counted(series))
 
     def rise(self, name: str) -> float:
         """What the series of a name rose by, all together."""
@@ -251,8 +252,12 @@ def _totals(counts: Mapping[Series, float]) -> Mapping[str, float]:
     return totals
 
 
+def _is_counted(series: Series) -> bool:
+    return series[0].endswith(("_total", "_sum", "_count"))
+
+
 def _has_restarted(old: Mapping[Series, float], new: Mapping[Series, float]) -> bool:
-    counted = [series for series in old if series[0].endswith(("_total", "_sum", "_count"))]
+    counted = filter(_is_counted, old)
     created = [series for series in old.keys() & new.keys() if series[0].endswith("_created")]
     return any(new.get(series, -1.0) < old[series] for series in counted) or any(
         new[series] != old[series] for series in created
