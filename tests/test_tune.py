@@ -46,7 +46,7 @@ def hurry(monkeypatch):
     """Look fifty times a second, with less patience, and draw no report."""
     monkeypatch.setattr(watch, "EVERY_S", 0.02)
     monkeypatch.setattr(watch, "BLOCK_S", 0.06)
-    monkeypatch.setattr(Server, "within_s", 0.15)
+    monkeypatch.setattr(Server, "within_s", 0.3)
     monkeypatch.setattr(Server, "answered_within_s", 1)
     monkeypatch.setattr(sys.modules[tune.__module__], "REFUSED_S", 0.02)
     monkeypatch.setattr(sys.modules[tune.__module__], "write_report", lambda run: (run.report, []))

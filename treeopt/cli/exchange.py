@@ -44,7 +44,7 @@ def tune(
     \b
     Example:
         treeopt tune sweep.md
-        treeopt tune results/*.json --lengths 1,2,3,4 --engine vllm
+        treeopt tune results/*.json --lengths 1,2,3,4 --for vllm
         treeopt tune http://localhost:8000 --drafter eagle3
         treeopt tune http://localhost:8000 --plain http://localhost:8001 --drive prompts.jsonl --clients 1,4,16
     """

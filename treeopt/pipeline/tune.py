@@ -124,6 +124,7 @@ def _watched(run: RunDirectory, url: str, options: Watching) -> tuple[Recording,
     earlier = {url: Recording.load(path) for url, path in files.items() if path.exists() and not options.overwrite}
     source = Source(prompts=options.drive, in_order=True)
     prompts = asked_of(conversations_of(source), source) if options.drive else []
+    check_open_files(max(options.clients) * len(files))
     recordings, notes = dict[str, Recording](), list[str]()
     try:
         with progress("Watching", None):
@@ -167,7 +168,6 @@ async def _watch(
             tasks.append(partial(watch, server, page, recordings[url], failures))
         refused = failed["answers to prompts"] = list[str]()
         for clients in options.clients if prompts else (0,):
-            check_open_files(clients * len(servers))
             loads = [partial(_ask_on, server, prompts, clients, refused) for server in servers]
             with anyio.move_on_after(60 * options.minutes):
                 await together([*tasks, *(loads if prompts else [])])
