@@ -1,9 +1,7 @@
 """Every figure on small and large inputs: no texts that overlap or are cut off, and the files as promised."""
 
 import itertools
-import re
 from dataclasses import replace
-from functools import cache
 from xml.etree import ElementTree
 
 import numpy as np
@@ -12,7 +10,6 @@ from hypothesis import given
 
 from tests.conftest import examples, in_new_python, traces, trees
 from tests.helpers.runs import NAMES, long_trace, some_bench, some_groups, some_profile
-from tests.test_coverage import random_probe
 from tests.test_figures import grown
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -25,7 +22,6 @@ from treeopt.report.figures.bench import accepted_chart, contenders_chart
 from treeopt.report.figures.chart import draw
 from treeopt.report.figures.planning import latency_chart, sizes_chart, throughput_chart
 from treeopt.report.figures.tree import draw_tree, tree_data
-from treeopt.trees.published import published_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
@@ -62,60 +58,57 @@ def meet(a, b) -> bool:
     return min(a.x1, b.x1) - max(a.x0, b.x0) > 0.5 and min(a.y1, b.y1) - max(a.y0, b.y0) > 0.5
 
 
-def drawings():
-    """Every figure on small and large inputs, each made only when its test runs; those between are for ``make test-long``."""
-    for heads, size in ((2, 1), (2, 8), (4, 64), (8, 64), (8, 256)):
-        yield f"tree-{size}-{heads}", lambda h=heads, n=size: draw_tree(grown(h, n))
-    wide = Tree.from_choices([[r] for r in range(63)])
-    yield "tree-wide", lambda: draw_tree(tree_data(wide, long_trace(2, ranks=64)))
-    yield "tree-published", lambda: draw_tree(tree_data(published_tree(), long_trace(5)))
-    charts = {}
-    for heads in (1, 2, 8):
-        charts[f"accuracy-{heads}"] = lambda h=heads: accuracy_chart(Calibration.from_trace(long_trace(h)))
-        for n in (1, 3, 13):
-            charts[f"groups-{heads}-{n}"] = lambda h=heads, n=n: groups_chart(some_groups(h, NAMES[-n:]))
-    for heads, budget in ((2, 8), (4, 32)):
-        charts[f"sizes-{heads}"] = lambda h=heads, b=budget: sizes_chart(long_trace(h), Limits(b))
-    for sizes in ((1,), (1, 2, 4, 8, 16, 32)):
-        profile, n = some_profile(sizes, largest=256), len(sizes)
-        request = PlanRequest(Limits(64), batch_sizes=sizes)
-        plan = cache(lambda p=profile, r=request: plan_trees(long_trace(3), p, r))
-        charts[f"latency-{n}"] = lambda p=profile: latency_chart(p)
-        charts[f"throughput-{n}"] = lambda p=plan: throughput_chart(p())
-    for groups in ([""], NAMES[:2], NAMES):
-        charts[f"contenders-{len(groups)}"] = lambda g=groups: contenders_chart(some_bench(g))
-    few = some_bench(blocks=1)
-    charts |= {"contenders-few": lambda: contenders_chart(few), "accepted": lambda: accepted_chart(few)}
-    hits = {"nothing": np.zeros((1, 1), int), "never": np.zeros((5, 10), int), "seldom": np.eye(5, 10, dtype=int)}
-    for name, some in (hits | {"chain": np.full((5, 1), 3)}).items():
-        about = {"acceptance": {"rule": "rejection"}}
-        charts[f"accuracy-{name}"] = lambda h=some, m=about: accuracy_chart(Calibration(h, np.full(len(h), 5), meta=m))
-    probe = random_probe(np.random.default_rng(3), Tree.dense([3, 2]), 400, policy=Tree.chain(2))
-    charts["sizes-probe"] = lambda: sizes_chart(probe, Limits(8))
-    two = some_profile((1, 4))
-    charts["latency-plain"] = lambda: latency_chart(LatencyProfile((), two.autoregressive[:1]))
-    points, plain = ([replace(p, context_tokens=4096) for p in some] for some in (two.points, two.autoregressive))
-    both = LatencyProfile((*two.points, *points), (*two.autoregressive, *plain), two.runtime)
-    charts["latency-contexts"] = lambda: latency_chart(both)
-    for name, make in charts.items():
-        yield name, lambda make=make: draw(make())
+def throughput_of(sizes, heads, budget):
+    return throughput_chart(plan_trees(long_trace(heads), some_profile(sizes), PlanRequest(Limits(budget), sizes)))
 
 
-BETWEEN = re.compile("tree-(8-2|64-.)|accuracy-(2|seldom)|groups-(1-3|2-.*|8-[13])|sizes-2|contenders-2")
+MANY = (1, 2, 4, 8, 16, 32)
+DRAWINGS = {  # each figure of a small run and of a large one, made only when its test runs
+    "tree-small": lambda: draw_tree(grown(2, 1)),
+    "tree-large": lambda: draw_tree(grown(8, 64)),
+    "accuracy-small": lambda: draw(accuracy_chart(Calibration(np.zeros((1, 1), int), np.array([5])))),
+    "accuracy-large": lambda: draw(accuracy_chart(Calibration.from_trace(long_trace(8)))),
+    "groups-small": lambda: draw(groups_chart(some_groups(1, NAMES[-1:]))),
+    "groups-large": lambda: draw(groups_chart(some_groups(8, NAMES))),
+    "sizes-small": lambda: draw(sizes_chart(long_trace(2), Limits(8))),
+    "sizes-large": lambda: draw(sizes_chart(long_trace(8), Limits(64))),
+    "latency-small": lambda: draw(latency_chart(LatencyProfile((), some_profile((1,)).autoregressive))),
+    "latency-large": lambda: draw(latency_chart(some_profile(MANY, largest=256))),
+    "throughput-small": lambda: draw(throughput_of((1,), 2, 8)),
+    "throughput-large": lambda: draw(throughput_of(MANY, 3, 32)),
+    "accepted-small": lambda: draw(accepted_chart(some_bench(blocks=1))),
+    "contenders-small": lambda: draw(contenders_chart(some_bench(blocks=1))),
+    "contenders-large": lambda: draw(contenders_chart(some_bench(NAMES))),
+}
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        pytest.param(make, id=name, marks=[pytest.mark.long] * bool(BETWEEN.fullmatch(name)))
-        for name, make in drawings()
-    ],
-)
-def test_no_label_overlaps_another_or_is_cut_off(make):
-    assert overlaps(make()) == []
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_no_label_overlaps(name):
+    """No text stands on another or is cut off, and no legend on axes."""
+    assert overlaps(DRAWINGS[name]()) == []
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_colours_tell_often_from_seldom():
+    """A node that 0.60 of the steps accept and one that 0.13 do; each says its share."""
+    data = replace(grown(2, 3), tree=Tree.chain(2), places=np.zeros(3), probabilities=np.array([1.0, 0.6, 0.13]))
+    axes = draw_tree(data).axes[0]
+    marks = [line.get_markerfacecolor() for line in axes.lines]
+    assert np.abs(np.subtract(marks[1], marks[2]))[:3].max() > 0.3
+    assert {"60.0%", "13.0%"} <= {text.get_text() for text in axes.texts}
+
+
+def test_measured_is_in_its_colour():
+    """Speedups and tokens per step of a benchmark, accepted guesses and latencies; plain is a dashed line."""
+    measured, bench = style.KINDS["measured"]["color"], some_bench()
+    speedups, rates = contenders_chart(bench).panels
+    latencies = latency_chart(some_profile((1,))).panels[0].series
+    shown = [speedups.series[0], rates["measured"], accepted_chart(bench).panels[0].series[-1], latencies[0]]
+    assert {series.look["color"] for series in shown} == {measured}
+    gap = latencies[1].look["linestyle"][1]
+    assert gap[0] > gap[1]
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
 def test_ranks_and_depths_are_whole_numbers(ranks):
     drawing = draw(accuracy_chart(Calibration(np.full((1, ranks), 2), np.array([9]))))
     for axes in filter(lambda axes: axes.axison, drawing.axes):
@@ -167,6 +160,7 @@ def test_a_prefix_keeps_the_ids_of_two_figures_apart():
         assert {e.get(link)[1:] for e in svg.iter() if (e.get(link) or "").startswith("#")} <= known
 
 
+@pytest.mark.long  # a new process
 def test_drawing_leaves_matplotlib_as_it_was():
     code = (
         "import sys, treeopt.report.figures as f\n"

@@ -26,6 +26,7 @@ from treeopt.report.figures.accuracy import accuracy_chart, groups_chart
 from treeopt.report.figures.bench import accepted_chart, contenders_chart
 from treeopt.report.figures.chart import wilson
 from treeopt.report.figures.planning import bands, latency_chart, sizes_chart, throughput_chart
+from treeopt.report.figures.registry import Inputs
 from treeopt.report.figures.tree import places, tree_data
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
@@ -40,12 +41,9 @@ def grown(heads: int, size: int):
 
 
 def test_wilson_is_scipys():
-    from scipy.stats import binomtest
-
-    for hits, trials in [(0, 7), (3, 9), (40, 40), (1, 5000)]:
-        want = binomtest(hits, trials).proportion_ci(method="wilson")
-        got = wilson(hits, trials)
-        assert np.allclose(got.ends, [want.low, want.high], atol=1e-9)
+    """Ends by scipy's ``binomtest(hits, trials).proportion_ci(method="wilson")``."""
+    shares = wilson([0, 3, 40, 1], [7, 9, 40, 5000])
+    assert shares.ends.round(6).tolist() == [[0.0, 0.120584, 0.912378, 3.5e-05], [0.35433, 0.645798, 1.0, 0.001132]]
 
 
 def walk(trace: RankTrace, tree: Tree) -> tuple[dict, int]:
@@ -272,10 +270,8 @@ def test_a_plan_on_a_probe_has_the_sizes_of_the_probe(run):
     probe.save(run.probe)
     plan = plan_trees(probe, some_profile((1,)), PlanRequest(Limits(8)))
     replace(plan, inputs=inputs_of(run.probe)).save(run.plan)
-    (picture,) = figures.pictures(run, names=["sizes"])
-    text = figures.svg_element(picture.svg)
-    assert "grown: coverage" in text
-    assert "grown: replay" not in text
+    (panel,) = figures.FIGURES["sizes"].compute(Inputs(run), None).panels
+    assert [series.label for series in panel.series if "grown" in series.label] == ["grown: coverage"]
 
 
 def test_several_batch_sizes_have_a_tree_and_a_benchmark_each(run):

@@ -148,7 +148,9 @@ def test_percent_behind_is_of_the_ratio(ratio, ends, says):
     assert said.endswith(f"no other size is tied; the next best, 5 rows, is {says}.")
 
 
-@pytest.mark.parametrize(("speed", "runtime"), [(0.97, "treeopt"), (0.5, "openvino")])
+@pytest.mark.parametrize(
+    ("speed", "runtime"), [(0.97, "treeopt"), pytest.param(0.5, "openvino", marks=pytest.mark.long)]
+)
 def test_what_was_measured_slower_is_not_exported_unless_anyway(tmp_path, speed, runtime):
     """One batch size of two, by treeopt itself and by an engine that was planned for."""
     run = make_run(tmp_path, batch_sizes=(1, 4))

@@ -173,19 +173,13 @@ def training_table(record: Mapping[str, Any], command: str) -> RenderableType:
 
 
 def status_table(status: RunStatus) -> RenderableType:
-    """A row for every file, where they come from, and the command to give next."""
+    """A row for every file, and the command to give next."""
     columns = [
         Column("file", lambda row: row.name, names=True),
         Column("made [UTC]", lambda row: (row.made or "").replace("T", " ")[:16], names=True),
         Column("state", lambda row: f"{row.state}: {row.why}" if row.why else row.state, names=True),
         Column("holds", lambda row: row.holds, names=True),
     ]
-    origins: dict[tuple[str, str], list[str]] = {}
-    for row in status.files:
-        if row.command or row.of:
-            origins.setdefault((row.command or "", row.of), []).append(row.name)
-    rows = [(", ".join(names), *origin) for origin, names in origins.items()]
     files = Table(f"Files of {status.run}", columns, status.files, bold=lambda row: row.state != OK)
-    made = Table("Where they come from", texts("files", "made by", "of", names=3), rows)
     said = f"{status.why} Next:" if status.next else status.why
-    return together(files if status.files else None, made if rows else None, said, status.next)
+    return together(files if status.files else None, said, status.next)
