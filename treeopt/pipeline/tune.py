@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -73,10 +73,9 @@ def tune(run: RunDirectory, url: str, options: Watching) -> Tuned:
     """
     recording, beside, unknown = _watched(run, url, options)
     if not recording.has_counted:
-        late = " A request is counted when it ends: watch for longer." if ENGINES[recording.engine].at_end else ""
-        raise InvalidInput(
-            f"{url} must serve while it is watched, but counted nothing: watch it under load, or `drive` it.{late}"
-        )
+        late = ["A request is counted when it ends: watch for longer."] if ENGINES[recording.engine].at_end else []
+        nothing = f"{url} must serve while it is watched, but counted nothing: watch it under load, or `drive` it."
+        raise InvalidInput(" ".join([nothing, *late, *unknown]))
     unknown += [RESTARTED] * recording.restarted
     calibration, (paces, notes) = _calibration(run, options.drafter, unknown), recording.paces()
     plain = _plain(beside, recording.engine, unknown) if beside else {}
@@ -109,9 +108,27 @@ def tune(run: RunDirectory, url: str, options: Watching) -> Tuned:
     )
 
 
+@dataclass
+class Watched:
+    """A server that is watched, and the file that keeps what is seen of it."""
+
+    url: str
+    path: Path
+    recording: Recording | None
+
+    async def begun(self, server: Server, failures: list[str]) -> Callable[[], Awaitable[None]]:
+        """Look for the first time, and return what looks on."""
+        page, recording = await find_counters(server)
+        if self.recording:
+            self.recording.check_same(recording, self.path)
+            self.recording.add(recording.after)
+        self.recording = self.recording or recording
+        return partial(watch, server, page, self.recording, failures)
+
+
 def _watched(run: RunDirectory, url: str, options: Watching) -> tuple[Recording, Recording | None, list[str]]:
-    """What was seen of the server and of the plain one, and what went wrong; both are in the run's files, whatever ended it."""
-    plain, files = options.plain, {url: run.path / WATCHED}
+    """What was seen of the server and of the plain one, and what went wrong; the run keeps it whatever ends the watch."""
+    files, plain = {url: run.path / WATCHED}, options.plain
     if plain and Path(plain).resolve() == files[url].resolve():
         raise InvalidInput(
             f"{plain} would be added to by what is counted now: move it to another folder, or name another `run`."
@@ -121,57 +138,45 @@ def _watched(run: RunDirectory, url: str, options: Watching) -> tuple[Recording,
     beside = Recording.load(Path(plain)) if plain and not options.plain_url else None
     if options.plain_url:
         files[options.plain_url] = run.path / PLAIN
-    earlier = {url: Recording.load(path) for url, path in files.items() if path.exists() and not options.overwrite}
     source = Source(prompts=options.drive, in_order=True)
     prompts = asked_of(conversations_of(source), source) if options.drive else []
     check_open_files(max(options.clients) * len(files))
-    recordings, notes = dict[str, Recording](), list[str]()
+    watched = [
+        Watched(name, path, Recording.load(path) if path.exists() and not options.overwrite else None)
+        for name, path in files.items()
+    ]
     try:
         with progress("Watching", None):
-            run_async(partial(_watch, files, earlier, recordings, prompts, options, notes))
-    except TreeoptError as error:
-        if url not in recordings or len(recordings[url].looks) < 2:
-            raise
-        notes.append(f"Watching ended early. {error}")
+            notes = run_async(partial(_watch, watched, prompts, options))
     finally:
-        for url_of, recording in recordings.items():
-            recording.save(files[url_of])
-        if url in recordings:
-            texts = {BEFORE: recordings[url].before, AFTER: recordings[url].after}
-            replace_together({run.path / name: partial(write_text, text=text) for name, text in texts.items()})
-    return recordings[url], recordings.get(options.plain_url or "", beside), notes
+        for one in watched:
+            if one.recording:
+                one.recording.save(one.path)
+    mine, *others = (one.recording for one in watched if one.recording)
+    texts = {BEFORE: mine.before, AFTER: mine.after}
+    replace_together({run.path / name: partial(write_text, text=text) for name, text in texts.items()})
+    return mine, others[0] if others else beside, notes
 
 
-async def _watch(
-    files: Mapping[str, Path],
-    earlier: Mapping[str, Recording],
-    recordings: dict[str, Recording],
-    prompts: Sequence[Prompt],
-    options: Watching,
-    notes: list[str],
-) -> None:
-    """Watch servers at the same time with each number of clients: ``recordings`` goes on from ``earlier``."""
+async def _watch(watched: Sequence[Watched], prompts: Sequence[Prompt], options: Watching) -> list[str]:
+    """Watch servers at the same time with each number of clients; what went wrong once they had been looked at."""
     import anyio
 
-    failed = dict[str, list[str]]()
+    notes, failures, refusals = list[str](), list[str](), list[str]()
     async with AsyncExitStack() as stack:
-        tasks, servers = [], list[Server]()
-        for url, path in files.items():
-            server = await stack.enter_async_context(Server(url))
-            page, recording = await find_counters(server)
-            if url in earlier:
-                earlier[url].check_same(recording, path)
-                earlier[url].add(recording.after)
-            recordings[url] = earlier.get(url, recording)
-            servers.append(server)
-            failed[f"looks at {server.url}{page}"] = failures = list[str]()
-            tasks.append(partial(watch, server, page, recordings[url], failures))
-        refused = failed["answers to prompts"] = list[str]()
+        servers = [await stack.enter_async_context(Server(one.url)) for one in watched]
+        looks = [await one.begun(server, failures) for one, server in zip(watched, servers, strict=True)]
         for clients in options.clients if prompts else (0,):
-            loads = [partial(_ask_on, server, prompts, clients, refused) for server in servers]
-            with anyio.move_on_after(60 * options.minutes):
-                await together([*tasks, *(loads if prompts else [])])
-    notes += [f"{len(why)} {what} failed, the last because: {why[-1]}" for what, why in failed.items() if why]
+            loads = [partial(_ask_on, server, prompts, clients, refusals) for server in servers if prompts]
+            try:
+                with anyio.move_on_after(60 * options.minutes):
+                    await together([*looks, *loads])
+            except TreeoptError as error:
+                notes.append(f"Watching ended early. {error}")
+                break
+    for name, errors in (("looks", failures), ("answers to prompts", refusals)):
+        notes += [f"{len(errors)} {name} failed, the last because: {errors[-1]}"] if errors else []
+    return notes
 
 
 async def _ask_on(server: Server, prompts: Sequence[Prompt], clients: int, refused: list[str]) -> None:

@@ -149,7 +149,7 @@ def _death(kept: subprocess.Popen[bytes], words: Sequence[str], log: Path) -> st
     status, shown = kept.returncode, command_line(*words)
     if status == keeper.NOT_STARTED and (why := kept.stdout.read().decode(errors="replace")):  # type: ignore[union-attr]
         return f"`launch` must be a program, but {shown} cannot be started: {why}."
-    how = f"by signal {status - 128}" if status > 128 else f"with status {status}"
+    how = f"with status {status}" if 0 <= status <= 128 else f"by signal {abs(status) % 128}"
     return f"`launch` must start a server that stays until it is stopped, but {shown} ended {how}. {_end_of(log)}"
 
 
@@ -163,4 +163,4 @@ def _end_of(log: Path) -> str:
         lines = []
     if not lines:
         return f"Its log, {log}, is empty."
-    return f"Its log ends with {', '.join(quoted(line.strip(), 200) for line in lines[-SAID_LINES:])}; all of it is in {log}."
+    return f"Its log ends with {', '.join(quoted(line.strip(), 200) for line in lines[-SAID_LINES:])}; more of it is in {log}."
