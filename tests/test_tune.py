@@ -278,7 +278,7 @@ def test_a_server_that_lies(run, plain, prompts, lie, honest_looks):
     with lying(Liar(lie, honest_looks)) as server:
         words = ("tune", server.url, "--minutes", 0.004, "--plain", plain, "--drafter", "eagle3", "--json", *drive)
         code, out, said = invoke(*words, "--run", run.path)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15  # on a busy machine; less than a second passes where none waits
     assert "\x1b" not in said
     if code:
         assert (code, said.count("treeopt: "), out) == (1, 1, "")
@@ -288,7 +288,7 @@ def test_a_server_that_lies(run, plain, prompts, lie, honest_looks):
         return
     found = json.loads(out)
     for pace in (found, *found["paces"]):
-        assert pace["tokens_per_step"] is None or 1 <= pace["tokens_per_step"] <= 4 or lie == "guesses without number"
+        assert pace["tokens_per_step"] is None or 1 <= pace["tokens_per_step"] <= 4
     for pace in (*found["paces"], *found["plain"]):
         assert 0.05 <= pace["step_ms"] <= 1e5
     assert found["over_plain"] is None or 0.01 < found["over_plain"]["value"] < 4.4
