@@ -161,7 +161,7 @@ def wrong(tmp_path):
         (("calibrate", *run, "--device", "toaster"), "--device"),
         (("convert", tmp_path / "nowhere", "--to", "medusa", "--output", tmp_path / "out"), "nowhere"),
         (("convert", demo.HEADS, "--to", "no-such", "--output", tmp_path / "out"), "neuron"),
-        (("show", "--tree", tmp_path / "tree.json", *run), "needs its parent in the list"),
+        (("show", tmp_path / "tree.json", *run), "needs its parent in the list"),
         (("search", "--calibration", tmp_path / "other.json", *run), "schema"),
         ((*shipped, "--profile", "no-such"), "no-such"),
         ((*shipped[:1], *shipped[3:], "--run", tmp_path / "tree.json"), "cannot be written"),

@@ -164,7 +164,7 @@ def test_output_is_read(tmp_path):
     document = json.loads(output.read_text())
     assert document["schema"] == "treeopt.tree/1"
     assert read_tree(output).choices == document["medusa_choices"] == [[0], [1], [0, 0]]
-    assert "[0, 0]" in invoke("show", "--tree", output).stdout
+    assert "[0, 0]" in invoke("show", output).stdout
 
 
 def test_printed(tmp_path):
@@ -199,7 +199,7 @@ def test_tree_by_name(tmp_path, name):
     file = tmp_path / "choices.py"
     file.write_text("trees = {'small': [(0,), (0, 0)], 'large': [(0,), (1,)]}\nsum = trees['small'] + [(1,)]\n")
     assert json.loads(invoke("import-tree", f"{file}:{name}").stdout) == [[0], [0, 0]]
-    assert json.loads(invoke("show", "--tree", f"{file}:{name}", "--json").stdout)["size"] == 3
+    assert json.loads(invoke("show", f"{file}:{name}", "--json").stdout)["size"] == 3
     for other, words in ((f"{file}:none", "trees.small, trees.large, sum"), (f"{file}:sum", "made by code")):
         assert words in invoke("import-tree", other, code=1).stderr
 

@@ -404,7 +404,7 @@ def test_control_characters_of_names_reach_no_page_picture_or_terminal(report, t
         assert not OBEYED.search(record._repr_html_())
     note(f"Of {calibration.meta['drafter']['id']}.")
     with pytest.raises(SystemExit):
-        cli(["show", "--run", str(tmp_path), "--tree", f"of {CONTROLS}".replace("\0", "")])
+        cli(["show", "--run", str(tmp_path), f"of {CONTROLS}".replace("\0", "")])
     shown = capsys.readouterr()
     assert r"\x1b[2J" in shown.out
     assert not OBEYED.search(shown.out + shown.err)

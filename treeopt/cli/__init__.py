@@ -26,6 +26,16 @@ from treeopt.files.shell import printable, shell_word
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 INTERRUPTED = "\ntreeopt: interrupted. Every file is whole. The same treeopt {} command goes on from what was finished."
+RENAMED = {
+    "import-tree": "treeopt show FILE, or treeopt import FILE",
+    "merge": "treeopt import RUN...",
+    "--acceptance": "--rule greedy, --rule sample:temperature=0.7 or --rule typical",
+    "--temperature": "--rule sample:temperature=T",
+    "--top-p": "--rule sample:top_p=P",
+    "--epsilon": "--rule typical:epsilon=E",
+    "--delta": "--rule typical:delta=D",
+    "--from-logs": "treeopt requests LOG",
+}  # fmt: skip
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -48,6 +58,8 @@ class Commands(click.Group):
                 raise click.UsageError(f"{name} must not be empty.", ctx)
             if any("\ud800" <= character <= "\udfff" for character in word):
                 raise click.UsageError(f"Names must be UTF-8, but got {os.fsencode(word)!r}.", ctx)
+            if (new := RENAMED.get(word.partition("=")[0])) and (word.startswith("-") or not before):
+                raise click.UsageError(f"{word.partition('=')[0]} is now: {new}", ctx)
         return super().resolve_command(ctx, args)
 
     def as_option(self, ctx: click.Context, name: str, value: str | None) -> str:

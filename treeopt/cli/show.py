@@ -1,9 +1,9 @@
-"""Results and names to look at: treeopt plot, report, show, status and list."""
+"""What is there to look at: treeopt show, with plot and list as words for parts of it, report and status."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from textwrap import fill
 from typing import TYPE_CHECKING
@@ -16,32 +16,79 @@ from treeopt.errors import InvalidInput
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
 
-
-@command()
-@click.argument("names", nargs=-1, metavar="[NAMES]...")
-@click.option(
-    "--format", "formats", multiple=True, default=("png", "svg"), help="Kind of files: png, svg; both by default."
+TOPICS = ("calibrations", "profiles", "trees", "drafters", "engines", "acceptance", "layouts", "figures")
+FORMATS = click.option(
+    "--format", "formats", multiple=True, default=("png", "svg"), help="Kind of pictures: png, svg; both by default."
 )
-@click.option("--batch-size", type=click.IntRange(1), help="Only of this batch size.  [default: all of the plan's]")
+BATCH_SIZE = click.option("--batch-size", type=click.IntRange(1), help="Only of this batch size of the plan's.")
+
+
+@command(writes=False)
+@click.argument("names", nargs=-1, type=click.Path(), metavar="[NAMES]...")
+@FORMATS
+@BATCH_SIZE
+def show(
+    run: RunDirectory, as_json: bool, names: tuple[str, ...], formats: tuple[str, ...], batch_size: int | None
+) -> None:
+    """Show a tree, draw pictures, or list what has a name.
+
+    \b
+    Without NAMES  the chosen tree in the terminal, with what each node adds
+    a tree         a file in any format that treeopt reads, or a published name
+    figures        tree, throughput, ... are drawn into RUN/figures (treeopt plot: all)
+    a topic        engines, drafters, trees, ... are listed (treeopt list: all);
+                   behind engines may stand the name of one
+
+    \b
+    Example:
+        treeopt show --batch-size 4
+        treeopt show throughput latency --format svg
+        treeopt show engines vllm
+    """
+    from treeopt.report.figures import FIGURES
+
+    if names and names[0] in TOPICS:
+        _list(names, as_json)
+    elif names and names[0] in FIGURES:
+        _draw(run, names, formats, batch_size, as_json)
+    else:
+        _show_tree(run, names, batch_size, as_json)
+
+
+@command(writes=False)
+@click.argument("names", nargs=-1, metavar="[NAMES]...")
+@FORMATS
+@BATCH_SIZE
 def plot(
     run: RunDirectory, as_json: bool, names: tuple[str, ...], formats: tuple[str, ...], batch_size: int | None
 ) -> None:
     """Draw pictures of what was measured and chosen.
 
-    There are pictures of the tree, accuracies, throughput, latencies and predictions.
-    NAMES are figures to draw; without any, all that the run has the files for.
+    NAMES are figures to draw (treeopt list figures); without any, all that the run has the files for.
 
     \b
     Example:
         treeopt plot
         treeopt plot tree throughput --format svg
     """
-    from treeopt.report import figures
+    _draw(run, names, formats, batch_size, as_json)
 
-    paths, notes = figures.draw(run, names=names or None, formats=formats, batch_size=batch_size)
-    if not paths:
-        raise InvalidInput(notes[0] if names else f"{run.path} has nothing to draw yet. Begin with: treeopt calibrate")
-    show_files(paths, notes, as_json)
+
+@command(name="list")
+@click.argument("names", nargs=-1, metavar="[TOPIC [NAME]]")
+def list_(as_json: bool, names: tuple[str, ...]) -> None:
+    """List engines, shipped files, trees and all that has a name.
+
+    TOPIC is calibrations, profiles, trees, drafters, engines, acceptance, layouts or figures.
+    With the NAME of an engine everything that is known of it is shown.
+
+    \b
+    Example:
+        treeopt list
+        treeopt list engines
+        treeopt list engines vllm
+    """
+    _list(names, as_json)
 
 
 @command()
@@ -56,36 +103,6 @@ def report(run: RunDirectory, as_json: bool) -> None:
 
     path, notes = write_report(run)
     show_files([path], notes, as_json)
-
-
-@command(writes=False)
-@click.option("--batch-size", type=click.IntRange(1), help="Which of the plan's trees.  [default: its first]")
-@click.option("--tree", help="Show this tree instead: a file, or the name of a published one.")
-def show(run: RunDirectory, as_json: bool, batch_size: int | None, tree: str | None) -> None:
-    """Draw a tree in the terminal, with what each node adds.
-
-    \b
-    Example:
-        treeopt show --batch-size 4
-    """
-    from treeopt import pipeline
-    from treeopt.records.inputs import stale_plan
-    from treeopt.report.plan_table import plan_table, tree_view
-    from treeopt.report.terminal import note
-
-    gains = None
-    if tree is not None:
-        found = pipeline.named_tree(tree, batch_size=batch_size)
-    else:
-        plan = run.read_plan()
-        note(*stale_plan(run, plan))
-        if plan.copies:
-            show_result(plan.document(), plan_table(plan), as_json)
-            return
-        entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
-        found, gains = entry.tree, dict(entry.growth_order)
-    document = {"size": len(found), "depth": found.depth, "medusa_choices": found.choices}
-    show_result(document, tree_view(found, gains), as_json)
 
 
 @command(writes=False)
@@ -105,67 +122,88 @@ def status(run: RunDirectory, as_json: bool, check: bool) -> None:
     from treeopt.report.status import OK, status
     from treeopt.report.tables import status_table
 
-    found = status(run)
-    show_result(asdict(found), status_table(found), as_json)
-    if check and {file.state for file in found.files} != {OK}:
+    state = status(run)
+    show_result(asdict(state), status_table(state), as_json)
+    if check and {file.state for file in state.files} != {OK}:
         sys.exit(1)
 
 
-@command(name="list")
-@click.argument("topic", required=False)
-@click.argument("name", required=False)
-def list_(as_json: bool, topic: str | None, name: str | None) -> None:
-    """List engines, shipped files, trees and all that has a name.
+def _show_tree(run: RunDirectory, names: Sequence[str], batch_size: int | None, as_json: bool) -> None:
+    from treeopt import pipeline
+    from treeopt.records.inputs import stale_plan
+    from treeopt.report.plan_table import plan_table, tree_view
+    from treeopt.report.terminal import note
 
-    TOPIC is calibrations, profiles, trees, drafters, engines, acceptance, layouts or figures.
-    With the NAME of an engine everything that is known of it is shown.
+    gains = None
+    if names:
+        if len(names) > 1:
+            raise InvalidInput(f"One tree is shown at a time, but got {', '.join(names)}.")
+        tree = pipeline.named_tree(names[0], batch_size=batch_size)
+    else:
+        plan = run.read_plan()
+        note(*stale_plan(run, plan))
+        if plan.copies:
+            show_result(plan.document(), plan_table(plan), as_json)
+            return
+        entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
+        tree, gains = entry.tree, dict(entry.growth_order)
+    document = {"size": len(tree), "depth": tree.depth, "medusa_choices": tree.choices}
+    show_result(document, tree_view(tree, gains), as_json)
 
-    \b
-    Example:
-        treeopt list
-        treeopt list engines
-        treeopt list engines vllm
-    """
+
+def _draw(
+    run: RunDirectory, names: Sequence[str], formats: Sequence[str], batch_size: int | None, as_json: bool
+) -> None:
+    from treeopt.report import figures
+
+    with run.writing():
+        paths, notes = figures.draw(run, names=names or None, formats=formats, batch_size=batch_size)
+    if not paths:
+        raise InvalidInput(notes[0] if names else f"{run.path} has nothing to draw yet. Begin with: treeopt calibrate")
+    show_files(paths, notes, as_json)
+
+
+def _list(names: Sequence[str], as_json: bool) -> None:
     from treeopt.engines.registry import ENGINES, engine_named
     from treeopt.files.places import shipped
     from treeopt.records.drafters import DRAFTERS, LAYOUTS
-    from treeopt.records.rules import MEANINGS, RULES
+    from treeopt.records.rules import MEANINGS
     from treeopt.report.engine_table import engine_table, method_table, records
     from treeopt.report.figures import FIGURES
     from treeopt.trees.published import PUBLISHED_TREES
 
-    found: dict[str, list[str]] = {
-        "calibrations": [*shipped("calibration")],
-        "profiles": [*shipped("profiles")],
-        "trees": [*PUBLISHED_TREES],
-        "drafters": [*DRAFTERS],
-        "engines": [*ENGINES],
-        "acceptance": [*RULES],
-        "layouts": [*LAYOUTS],
-        "figures": [*FIGURES],
+    topics: dict[str, Mapping[str, str]] = {
+        "calibrations": dict.fromkeys(shipped("calibration"), ""),
+        "profiles": dict.fromkeys(shipped("profiles"), ""),
+        "trees": dict.fromkeys(PUBLISHED_TREES, ""),
+        "drafters": {name: drafter.about for name, drafter in DRAFTERS.items()},
+        "engines": dict.fromkeys(ENGINES, ""),
+        "acceptance": MEANINGS,
+        "layouts": {name: layout.about for name, layout in LAYOUTS.items()},
+        "figures": dict.fromkeys(FIGURES, ""),
     }
-    if name is not None and topic != "engines":
-        raise click.BadParameter(f"goes with engines alone, but got {name!r}.", param_hint="NAME")
+    topic, others = names[0] if names else None, names[1:]
+    if topic is not None and topic not in TOPICS:
+        raise click.BadParameter(f"must be one of {', '.join(TOPICS)}, but got {topic!r}.", param_hint="TOPIC")
+    if others and (topic != "engines" or len(others) > 1):
+        raise click.BadParameter(f"goes with engines alone, but got {' '.join(others)!r}.", param_hint="NAME")
     if topic is None:
-        show_result(found, _lines({topic: ", ".join(names) or "none" for topic, names in found.items()}), as_json)
+        every = {topic: list(entries) for topic, entries in topics.items()}
+        show_result(every, _lines({topic: ", ".join(every[topic]) or "none" for topic in every}), as_json)
     elif topic == "engines":
-        engines = ENGINES if name is None else {name: engine_named(name)}
-        show_result(
-            {"engines": records(engines)}, method_table(*engines.values()) if name else engine_table(engines), as_json
-        )
-    elif topic in found:
-        drafters, layouts = ({name: row.about for name, row in rows.items()} for rows in (DRAFTERS, LAYOUTS))
-        said = {"drafters": drafters, "layouts": layouts, "acceptance": MEANINGS}.get(topic, {})
-        table = _lines({name: said[name] for name in found[topic]}) if said else "\n".join(found[topic])
-        show_result({topic: found[topic]}, table, as_json)
+        engines = {name: engine_named(name) for name in others} or ENGINES
+        table = method_table(*engines.values()) if others else engine_table(engines)
+        show_result({"engines": records(engines)}, table, as_json)
     else:
-        raise click.BadParameter(f"must be one of {', '.join(found)}, but got {topic!r}.", param_hint="TOPIC")
+        entries = topics[topic]
+        table = _lines(entries) if any(entries.values()) else "\n".join(entries)
+        show_result({topic: list(entries)}, table, as_json)
 
 
-def _lines(said: Mapping[str, str]) -> str:
-    """Names and what is said of each, within the width of the terminal."""
-    width, indent = click.get_current_context().make_formatter().width, max(map(len, said)) + 2
+def _lines(texts: Mapping[str, str]) -> str:
+    """Names with their texts, within the width of the terminal."""
+    width, indent = click.get_current_context().make_formatter().width, max(map(len, texts)) + 2
     return "\n".join(
         fill(text, width, initial_indent=name.ljust(indent), subsequent_indent=" " * indent, break_on_hyphens=False)
-        for name, text in said.items()
+        for name, text in texts.items()
     )
