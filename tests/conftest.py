@@ -24,7 +24,7 @@ from filelock import FileLock
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from treeopt.cli import cli
+from treeopt.cli import cli, print_notes
 from treeopt.engines.imports import read_measurement
 from treeopt.errors import Unsupported
 from treeopt.records.contender import Block, Prompt
@@ -39,6 +39,7 @@ from treeopt.runtime.target import Target
 from treeopt.trees.draft import Draft
 from treeopt.trees.tree import Tree
 
+print_notes()  # tests read notes on stderr, as commands print them
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 DATA = Path(__file__).parent / "data"
 VOCABULARY, CONTEXT, HEADS = 37, 96, 4

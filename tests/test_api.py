@@ -258,3 +258,20 @@ def test_a_picture_shows_itself_and_a_record_is_one_line():
         assert "\n" not in repr(record)
         assert len(repr(record)) < 400
     assert "hits: 5×5" in repr(calibration)
+
+
+def test_a_function_is_silent_and_logs_what_is_worth_knowing(tmp_path):
+    (tmp_path / "steps.csv").write_text("batch_size,size,step_ms\n1,1,10\n1,4,11\n")
+    code = """
+import logging, pathlib, sys
+from treeopt import RunDirectory, pipeline
+sys.stderr = sys.stdout
+folder = pathlib.Path(sys.argv[1])
+pipeline.profile_from_file(RunDirectory(folder / "run"), folder / "steps.csv")
+print("quiet")
+logging.basicConfig(level=logging.INFO, stream=sys.stdout)
+pipeline.profile_from_file(RunDirectory(folder / "run"), folder / "steps.csv")
+"""
+    printed = in_new_python(code, str(tmp_path))
+    assert printed.startswith("quiet")
+    assert "INFO:treeopt:2 of 2 latencies have one sample each" in printed

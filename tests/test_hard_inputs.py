@@ -34,8 +34,7 @@ SHIPPED = "vicuna-7b-medusa1"
 
 
 @pytest.mark.parametrize(
-    "command",
-    [("import-tree",), ("show",), ("score", "--calibration", SHIPPED), ("export", "--to", "vllm", "--tree")],
+    "command", [("import-tree",), ("show",), ("score", "--calibration", SHIPPED), ("export", "--to", "vllm", "--tree")]
 )
 def test_a_chain_of_two_billion_is_refused_before_it_is_made(tmp_path, command):
     file = tmp_path / "big.json"

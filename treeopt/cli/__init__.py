@@ -5,6 +5,7 @@ inside a command, so that --help is quick.
 """
 
 import errno
+import logging
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ from treeopt.cli.exchange import convert, export, import_, import_tree, merge, t
 from treeopt.cli.show import list_, plot, report, show, status
 from treeopt.cli.steps import bench, calibrate, compare, profile, requests, run, score, search, train
 from treeopt.errors import TreeoptError, said_as
+from treeopt.files.notes import LOGGER
 from treeopt.files.shell import printable, shell_word
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -37,6 +39,22 @@ RENAMED = {
     "--from-logs": "treeopt requests LOG",
 }  # fmt: skip
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+class Notes(logging.Handler):
+    """Prints what the library notes on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from treeopt.report.terminal import note
+
+        note(record.getMessage())
+
+
+def print_notes() -> None:
+    if not any(isinstance(handler, Notes) for handler in LOGGER.handlers):
+        LOGGER.addHandler(Notes())
+    LOGGER.setLevel(logging.INFO)
+    LOGGER.propagate = False
 
 
 class Commands(click.Group):
@@ -79,6 +97,7 @@ class Commands(click.Group):
             came.append(number)
             raise KeyboardInterrupt
 
+        print_notes()
         before = {n: signal.signal(n, interrupt) for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN}
         with said_as(partial(self.as_option, ctx)):
             try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import InvalidInput, Unsupported
+from treeopt.files.notes import note
 from treeopt.files.writing import discard
 from treeopt.growth.probed import COVERAGE
 from treeopt.growth.source import source_of
@@ -24,7 +25,6 @@ from treeopt.records.pools import RANKS_ALONE
 from treeopt.records.rules import marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import Answers
-from treeopt.report.terminal import note
 
 if TYPE_CHECKING:
     from treeopt.records.benchmark import Benchmark

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from treeopt.errors import InvalidInput
 from treeopt.files import npz
 from treeopt.files.journal import Advance, Journal, Say
+from treeopt.files.notes import note
 from treeopt.files.writing import discard
 from treeopt.growth.grow import grow
 from treeopt.growth.probed import grow_coverage, probe_tree
@@ -32,7 +33,7 @@ from treeopt.records.pools import USUAL, Counts
 from treeopt.records.probe import Probe
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
-from treeopt.report.terminal import note, progress
+from treeopt.report.terminal import progress
 from treeopt.runtime.cluster import cluster_of
 from treeopt.runtime.prompts.order import MOST_DRAWN
 from treeopt.trees.shapes import Limits

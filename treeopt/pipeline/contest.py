@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.files.journal import Advance, Journal
+from treeopt.files.notes import note
 from treeopt.files.storage import document, typed
 from treeopt.latency.rounds import processor_share
 from treeopt.pipeline.entrants import AT_ONE, Entrant
@@ -25,7 +26,7 @@ from treeopt.pipeline.plain import PlainAnswers, answers_of
 from treeopt.records.benchmark import AS_IT_COMES, FEWEST_LAUNCHES, LOOKS, Benchmark, loses_by_far
 from treeopt.records.contender import Block, Contender, Predicted, Prompt, Quality
 from treeopt.records.origins import OURS, Provenance
-from treeopt.report.terminal import note, progress
+from treeopt.report.terminal import progress
 from treeopt.trees.draft import Draft
 from treeopt.trees.tree import Tree
 

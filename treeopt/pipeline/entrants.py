@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from treeopt.engines.registry import runners
 from treeopt.errors import InvalidInput, Unsupported
+from treeopt.files.notes import note
 from treeopt.growth.source import Source
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import AS_IT_COMES, IDLE
 from treeopt.records.estimate import Estimate
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rundir import RunDirectory
-from treeopt.report.terminal import note
 from treeopt.report.verdict import PUBLISHED
 from treeopt.trees.draft import ANEW, Draft
 from treeopt.trees.limits import EngineLimits

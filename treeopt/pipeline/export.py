@@ -10,6 +10,7 @@ from treeopt.engines.base import About, Written
 from treeopt.engines.plans import AS_PLANNED, has_dynamic, method_for_plan, prepare, write_served
 from treeopt.engines.registry import engine_named, method_of, runners
 from treeopt.errors import InvalidInput, TreeoptError
+from treeopt.files.notes import note
 from treeopt.files.places import located
 from treeopt.files.shell import shell_word
 from treeopt.files.storage import read_text
@@ -24,7 +25,6 @@ from treeopt.records.plan import Plan, by_batch_size, for_all
 from treeopt.records.rules import marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.plan_table import written_for
-from treeopt.report.terminal import note
 from treeopt.report.verdict import doubts, slowdown, times
 from treeopt.runtime.waiting import import_torch
 from treeopt.trees.tree import Tree

@@ -12,6 +12,7 @@ from treeopt import __version__
 from treeopt.engines.imports import read_measurement
 from treeopt.engines.measured.rates import Meaning
 from treeopt.errors import InvalidInput
+from treeopt.files.notes import note
 from treeopt.files.storage import sha256_of
 from treeopt.pipeline.calibrate import summary
 from treeopt.records.calibration import ENGINE_LOG, Calibration
@@ -20,7 +21,6 @@ from treeopt.records.merging import merge
 from treeopt.records.origins import Provenance
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
-from treeopt.report.terminal import note
 
 
 def import_file(

@@ -20,6 +20,7 @@ from treeopt.engines.base import About
 from treeopt.engines.plans import Export, prepare, write_served
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.journal import Journal
+from treeopt.files.notes import note
 from treeopt.files.shell import split_template
 from treeopt.files.storage import document, typed
 from treeopt.files.writing import discard
@@ -39,7 +40,7 @@ from treeopt.records.plan import Plan, PlanEntry, Ranges, for_all
 from treeopt.records.rules import rule_of
 from treeopt.records.rundir import LAUNCHED, RunDirectory
 from treeopt.records.trace import RankTrace
-from treeopt.report.terminal import note, progress
+from treeopt.report.terminal import progress
 from treeopt.runtime.prompts.chat import BLANK_LINE, dialogue
 from treeopt.serving.launch import Launcher
 from treeopt.serving.served import Served

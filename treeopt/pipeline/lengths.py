@@ -26,6 +26,7 @@ from treeopt.engines.speculation import Speculation
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.fields import checked
 from treeopt.files.journal import Journal
+from treeopt.files.notes import note
 from treeopt.files.shell import command_line, split_template
 from treeopt.files.writing import discard
 from treeopt.pipeline.bench import evenly, usual_prompts
@@ -33,7 +34,7 @@ from treeopt.pipeline.launched import HEEDED, asked_of, check_heeded, conversati
 from treeopt.pipeline.session import resolve
 from treeopt.records.options import BenchOptions, Server, Source
 from treeopt.records.rundir import RunDirectory
-from treeopt.report.terminal import note, progress
+from treeopt.report.terminal import progress
 from treeopt.serving.client import Prompt
 from treeopt.serving.client import Server as Client
 from treeopt.serving.launch import Launcher

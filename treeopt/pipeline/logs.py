@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput
+from treeopt.files.notes import note
 from treeopt.files.places import located
 from treeopt.files.storage import sha256_of
 from treeopt.growth.contexts import context_name
@@ -27,7 +28,7 @@ from treeopt.records.options import Prompts
 from treeopt.records.origins import Origin, Provenance, check_same_origin
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
-from treeopt.report.terminal import note, progress
+from treeopt.report.terminal import progress
 from treeopt.report.wording import count
 from treeopt.runtime.prompts.asked import read_group
 from treeopt.runtime.prompts.encoded import Encoder, Tokens

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treeopt.files.notes import note
 from treeopt.growth.replay import accepted_lengths, length_counts, record_for, replay_lengths, tells
 from treeopt.pipeline.logged import copied_steps
 from treeopt.records.contender import Answer, Block, Prompt
 from treeopt.records.requestlog import Request, RequestLog
 from treeopt.records.rules import SAME_TEXT
 from treeopt.records.trace import OF_GUESSES, RankTrace
-from treeopt.report.terminal import note
 from treeopt.trees.draft import Draft
 from treeopt.trees.tree import IntArray
 

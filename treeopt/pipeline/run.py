@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
+from treeopt.files.notes import note
 from treeopt.files.places import distinct, folder_name
 from treeopt.files.writing import discard
 from treeopt.pipeline.bench import bench
@@ -28,7 +29,7 @@ from treeopt.records.pools import RANKS_ALONE, USUAL, USUAL_OF_BLOCKS
 from treeopt.records.rundir import RunDirectory
 from treeopt.report import figures
 from treeopt.report.page import write_report
-from treeopt.report.terminal import note, progress
+from treeopt.report.terminal import progress
 
 if TYPE_CHECKING:
     from treeopt.runtime.session import Session

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from treeopt import demo
 from treeopt.errors import InvalidInput
+from treeopt.files.notes import note
 from treeopt.files.options import options_of, with_given
 from treeopt.files.places import located
 from treeopt.files.storage import sha256_of
@@ -16,7 +17,7 @@ from treeopt.records.drafters import DRAFTERS
 from treeopt.records.options import Model, Prompts, Source
 from treeopt.records.rules import Rule
 from treeopt.records.rundir import RunDirectory
-from treeopt.report.terminal import note, progress
+from treeopt.report.terminal import progress
 from treeopt.runtime.waiting import import_torch
 
 if TYPE_CHECKING:

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 from treeopt import demo
 from treeopt.errors import InvalidInput
 from treeopt.files import storage, writing
+from treeopt.files.notes import note
 from treeopt.files.shell import command_line
 from treeopt.pipeline.session import located_source
 from treeopt.records.options import Source, TrainOptions
 from treeopt.records.origins import Provenance
 from treeopt.records.rules import Rule
-from treeopt.report.terminal import note, progress
+from treeopt.report.terminal import progress
 from treeopt.runtime.waiting import import_torch
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from treeopt.engines.reading import tree_in
 from treeopt.errors import InvalidInput, meant
+from treeopt.files.notes import note
 from treeopt.files.storage import load_json, read_text, sha256_of
 from treeopt.growth.score import Score, score_tree
 from treeopt.records.calibration import Calibration
@@ -11,7 +12,7 @@ from treeopt.records.inputs import read_accuracies
 from treeopt.records.plan import Plan
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
-from treeopt.report.terminal import note, progress
+from treeopt.report.terminal import progress
 from treeopt.trees.published import PUBLISHED_TREES, published_tree
 from treeopt.trees.tree import Tree
 

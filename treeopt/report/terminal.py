@@ -1,5 +1,6 @@
 """The terminal: results on stdout, notes and progress on stderr, which stays silent where it is no terminal."""
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from rich.segment import Segment, Segments
 from rich.text import Text
 
 from treeopt.errors import spoken
+from treeopt.files.notes import LOGGER
 from treeopt.files.shell import printable
 
 Advance = Callable[[float], None]
@@ -43,10 +45,12 @@ def note(*messages: str | None) -> None:
 
 @contextmanager
 def progress(title: str, total: float | None) -> Iterator[Advance]:
-    """A progress bar on stderr; silent when stderr is not a terminal."""
+    """A progress bar on stderr, for who hears notes; none when stderr is not a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:<34}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    with Progress(
+        *columns, console=console, disable=not (console.is_terminal and LOGGER.isEnabledFor(logging.INFO))
+    ) as bar:
         task = bar.add_task(title, total=total)
         yield lambda amount: bar.update(task, advance=amount)
         if total:

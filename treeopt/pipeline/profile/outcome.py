@@ -5,13 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 from treeopt.errors import TreeoptError
+from treeopt.files.notes import note
 from treeopt.files.shell import shell_word
 from treeopt.files.writing import discard
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
 from treeopt.records.origins import OURS, Origin, Provenance, check_same_origin, same_origin
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
-from treeopt.report.terminal import note
 from treeopt.report.verdict import timing_caveats
 
 LONGER = "a longer `time_limit_s` helps"

@@ -16,6 +16,7 @@ import numpy as np
 
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.journal import Journal
+from treeopt.files.notes import note
 from treeopt.growth.source import Source, source_of
 from treeopt.latency.rounds import Rounds, TimingPlan, Visit, Visitor, processor_share, time_rounds
 from treeopt.pipeline.logged import lookups, some_requests
@@ -27,7 +28,7 @@ from treeopt.records.origins import OURS, Origin, Runtime, check_same_origin
 from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
-from treeopt.report.terminal import note, progress
+from treeopt.report.terminal import progress
 from treeopt.trees.draft import Draft
 from treeopt.trees.tree import GrownTrees, Tree
 

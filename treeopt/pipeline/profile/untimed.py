@@ -18,6 +18,7 @@ from treeopt.engines.sglang import SpeculationTimed
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.bounds import limit_rows, loads
 from treeopt.files.fields import Amount, Count, Positive, checked
+from treeopt.files.notes import note
 from treeopt.files.storage import read_text
 from treeopt.files.table import table_rows
 from treeopt.latency.hardware import DTYPES, MEDUSA, device_of, drafting_of, shape_of
@@ -30,7 +31,6 @@ from treeopt.records.options import ProfileOptions, Source
 from treeopt.records.origins import Provenance
 from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
 from treeopt.records.rundir import RunDirectory
-from treeopt.report.terminal import note
 
 UNKNOWN_CONTEXT, COMPUTED_CONTEXT = 0, 512
 SYNONYMS = {
