@@ -16,6 +16,7 @@ import treeopt
 ROOT = Path(treeopt.__file__).parent
 # From the top down. Rooms of one floor may import each other where that makes no circle of rooms.
 FLOORS = (
+    ("__main__",),  # python -m treeopt
     ("cli",),
     ("treeopt",),  # the public API, which the commands call
     ("pipeline",),
@@ -207,4 +208,5 @@ def test_the_top_level_has_the_public_names_and_the_errors_alone():
     assert {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()} | {
         "errors",
         "treeopt",
+        "__main__",
     } == FLOOR.keys()
