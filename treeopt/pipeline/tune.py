@@ -14,7 +14,6 @@ import numpy as np
 from treeopt.arms.tuned import TunedArms, columns_of, read_arms, tune_arms
 from treeopt.engines.measured.exposition import COUNTERS
 from treeopt.errors import InvalidInput, TreeoptError
-from treeopt.files.notes import note
 from treeopt.files.writing import replace_together, write_text
 from treeopt.pipeline.export import export
 from treeopt.pipeline.importing import import_file
