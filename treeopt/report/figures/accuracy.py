@@ -17,7 +17,7 @@ from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.drafters import depth_noun
 from treeopt.records.estimate import Estimate
 from treeopt.report.figures import style
-from treeopt.report.figures.chart import HEIGHT, Chart, Estimates, Panel, Series, wilson
+from treeopt.report.figures.chart import HEIGHT, Chart, Panel, Series, along, intervals, over, wilson
 from treeopt.report.figures.style import Look
 from treeopt.report.wording import count
 from treeopt.trees.tree import MAX_RANK
@@ -51,21 +51,21 @@ def accuracy_chart(calibration: Calibration, *, ranks: int = MAX_RANK + 1) -> Ch
         style.sentence(counted, "published figures" if info.get("source") == "published" else None),
         "only drafts whose earlier tokens were accepted" if is_log else None,
         "95 % intervals, drafts as independent" if is_log else INTERVALS if (worth == 1).all() else OVER_CONVERSATIONS,
-        "hollow marks at the lower edge: 0" if ranks > 1 and (single.value == 0).any() else None,
+        "hollow marks at the lower edge: 0" if ranks > 1 and (single[0] == 0).any() else None,
     )
     if ranks == 1:
-        line = single[:, 0].over("", np.arange(1, heads + 1), **style.KINDS["measured"])
+        line = over("", np.arange(1, heads + 1), single[:, :, 0], **style.KINDS["measured"])
         panel = Panel([line], guesser, of, scale="whole", xlim=(0.5, heads + 0.5), ylim=(0, 1.02))
         return Chart(f"How often {right}, by {guesser}", caption, [panel])
     dodge = (np.arange(heads) - (heads - 1) / 2) * min(0.4 / max(heads - 1, 1), 0.1)
     singles, among = [], []
     for k, look in enumerate(style.each(heads, "measured")):
         x = np.arange(ranks) + dodge[k]
-        never = single.value[k] == 0  # a logarithmic axis has no place for 0
-        singles.append(single[k, ~never].over("", x[~never], **look))
+        never = single[0, k] == 0  # a logarithmic axis has no place for 0
+        singles.append(over("", x[~never], single[:, k, ~never], **look))
         hollow = {**look, "linestyle": "none", "markerfacecolor": "white"}
         singles.append(Series("", x[never], np.zeros(never.sum()), look=hollow, kind="edge"))
-        among.append(cumulative[k].over(str(k + 1), x + 1, **look))
+        among.append(over(str(k + 1), x + 1, cumulative[:, k], **look))
     xlabel, last, title = "rank (0 is the best candidate)", ranks - 0.5, "Among the first k candidates"
     panels = [
         Panel(singles, xlabel, of, "At this rank", "whole", log=True, xlim=(-0.5, last)),
@@ -85,7 +85,7 @@ def groups_chart(groups: Mapping[str, Mapping[str, Any]], info: Mapping[str, Any
         hits = np.stack([np.asarray(group["hits"])[:, 0] for group in groups.values()])
         trials = np.stack([np.asarray(group["trials"]) for group in groups.values()])
         order = np.argsort(-hits[:, 0] / trials[:, 0], kind="stable")
-        found, top1 = [list(groups.items())[i] for i in order], wilson(hits, trials)[order]
+        found, top1 = [list(groups.items())[i] for i in order], wilson(hits, trials)[:, order]
         sequences = [int(group.get("sequences", 0)) for _, group in found]
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise InvalidInput(f"A calibration's groups need hits and trials of every head: {error!r}.") from None
@@ -94,13 +94,13 @@ def groups_chart(groups: Mapping[str, Mapping[str, Any]], info: Mapping[str, Any
     rows = [f"{style.short(name, 18)} ({n})" for (name, _), n in zip(found, sequences, strict=True)]
     named: Look = {"rows": rows, "height": max(HEIGHT, len(rows) * max(0.3, 0.06 * heads))}
     looks = style.each(heads, "measured")
-    marks = [top1[:, k].along(str(k + 1), y + dodge[k], **looks[k]) for k in range(heads)]
+    marks = [along(str(k + 1), y + dodge[k], top1[:, :, k], **looks[k]) for k in range(heads)]
     panels = [Panel(marks, share, "group (sequences)", xlim=(0, None), **named)]
     rates, errors = ([group.get(name) for _, group in found] for name in ("tokens_per_step", "tokens_per_step_stderr"))
     if None not in rates:
-        known = Estimates.of(map(Estimate, rates, errors))
-        low, high = min(1.0, float(known.ends.min())), float(known.ends.max())
-        marks = [known.along("", y, **style.KINDS["predicted"])]
+        known = intervals(map(Estimate, rates, errors))
+        low, high = min(1.0, float(known.min())), float(known.max())
+        marks = [along("", y, known, **style.KINDS["predicted"])]
         panels.append(
             Panel(
                 marks,

@@ -10,7 +10,7 @@ from treeopt.records.benchmark import Benchmark
 from treeopt.records.estimate import Estimate
 from treeopt.records.origins import Provenance
 from treeopt.report.figures import style
-from treeopt.report.figures.chart import Chart, Estimates, Panel, Series, plain_line, wilson
+from treeopt.report.figures.chart import Chart, Panel, Series, along, intervals, plain_line, wilson
 from treeopt.report.verdict import label
 from treeopt.report.wording import count
 
@@ -32,9 +32,9 @@ def accepted_chart(bench: Benchmark) -> Chart:
         share, colour = wilson(counts, counts.sum()), style.KINDS[kind]["color"]
         places = np.arange(len(counts))
         look = {"width": width, "color": colour, "hatch": HATCHES[kind], "edgecolor": "white", "linewidth": 0.5}
-        ends = share.ends if kind == "measured" else None
-        label = f"{kind}\n({share.value @ places:.2f} a step)"
-        series.append(Series(label, places + (i - (len(known) - 1) / 2) * width, share.value, ends, look, "bar"))
+        ends = share[1:] if kind == "measured" else None
+        label = f"{kind}\n({share[0] @ places:.2f} a step)"
+        series.append(Series(label, places + (i - (len(known) - 1) / 2) * width, share[0], ends, look, "bar"))
     steps = sum(of.accepted)
     caption = style.sentence(
         count(steps, "measured step") if steps else None,
@@ -98,7 +98,7 @@ def _speedups(title: str, of: str, rows: Sequence[str], ratios: Sequence[Estimat
     """A mark in each row that has a ratio, from the top."""
     known = {row: ratio for row, ratio in enumerate(ratios) if ratio is not None}
     look = {**style.KINDS["measured"], "markersize": 5, "elinewidth": 2}
-    marks = Estimates.of(known.values()).along("", list(known), **look)
+    marks = along("", list(known), intervals(known.values()), **look)
     most = max([1.0, *(ratio.high or ratio for ratio in known.values())])
     series = [marks, plain_line(1.0)]
     return Panel(series, "times plain (dashed)", of, title, rows=rows, xlim=(0, 1.06 * most), height=_height(rows))

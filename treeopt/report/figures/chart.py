@@ -47,47 +47,40 @@ class Series:
     kind: Literal["line", "bar", "area", "across", "edge"] = "line"
 
 
-@dataclass(frozen=True, eq=False)
-class Estimates:
-    """Values, and (2, ...) low and high of their 95 % intervals."""
+def intervals(estimates: Iterable[Estimate]) -> NDArray[np.float64]:
+    """(3, n) value, low and high of each, by its interval or its standard error; without either all three are the value.
 
-    value: NDArray[np.float64]
-    ends: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, estimates: Iterable[Estimate]) -> Estimates:
-        """Each with its interval, else by its standard error; without either both ends are the value.
-
-        >>> Estimates.of([Estimate(2.0, low=1.5, high=2.5), Estimate(1.0)]).ends.tolist()
-        [[1.5, 1.0], [2.5, 1.0]]
-        """
-        rows = [(estimate.value, *estimate.ends) for estimate in estimates]
-        table = np.array(rows, dtype=float).reshape(-1, 3).T
-        return cls(table[0], table[1:])
-
-    def __getitem__(self, part: Any) -> Estimates:
-        return Estimates(self.value[part], np.stack([end[part] for end in self.ends]))
-
-    def over(self, label: str, x: ArrayLike, **look: Any) -> Series:
-        return Series(label, x, self.value, self.ends, look)
-
-    def along(self, label: str, rows: ArrayLike, **look: Any) -> Series:
-        """Marks in rows, with intervals along the axis below."""
-        return Series(label, self.value, rows, self.ends, {**look, "linestyle": "none"})
+    >>> intervals([Estimate(2.0, low=1.5, high=2.5), Estimate(1.0)]).tolist()
+    [[2.0, 1.0], [1.5, 1.0], [2.5, 1.0]]
+    """
+    return np.array([(estimate.value, *estimate.ends) for estimate in estimates], dtype=float).reshape(-1, 3).T
 
 
-def wilson(hits: ArrayLike, trials: ArrayLike) -> Estimates:
-    """Shares with 95 % Wilson score intervals; without a trial all three are NaN.
+def wilson(hits: ArrayLike, trials: ArrayLike) -> NDArray[np.float64]:
+    """(3, ...) shares, and low and high of their 95 % Wilson score intervals; without a trial all three are NaN.
 
-    >>> shares = wilson([0, 5], [10, 10])
-    >>> shares.value.tolist(), shares.ends.round(3).tolist()
-    ([0.0, 0.5], [[0.0, 0.237], [0.278, 0.763]])
+    >>> wilson([0, 5], [10, 10]).round(3).tolist()
+    [[0.0, 0.5], [0.0, 0.237], [0.278, 0.763]]
     """
     n = np.where(np.asarray(trials) > 0, trials, np.nan).astype(float)
-    value = np.asarray(hits) / n
-    middle = value + Z95**2 / (2 * n)
-    half = Z95 * np.sqrt(value * (1 - value) / n + Z95**2 / (4 * n**2))
-    return Estimates(value, np.clip(np.stack([middle - half, middle + half]) / (1 + Z95**2 / n), 0.0, 1.0))
+    share = np.asarray(hits) / n
+    middle = share + Z95**2 / (2 * n)
+    half = Z95 * np.sqrt(share * (1 - share) / n + Z95**2 / (4 * n**2))
+    low, high = np.clip(np.stack([middle - half, middle + half]) / (1 + Z95**2 / n), 0.0, 1.0)
+    return np.stack([share, low, high])
+
+
+def over(label: str, x: ArrayLike, known: NDArray[np.float64], **look: Any) -> Series:
+    """Marks over ``x`` with their intervals.
+
+    known : (3, n) value, low and high
+    """
+    return Series(label, x, known[0], known[1:], look)
+
+
+def along(label: str, rows: ArrayLike, known: NDArray[np.float64], **look: Any) -> Series:
+    """Marks in ``rows``, with intervals along the axis below."""
+    return Series(label, known[0], rows, known[1:], {**look, "linestyle": "none"})
 
 
 def plain_line(at: float, color: str = style.BLACK) -> Series:

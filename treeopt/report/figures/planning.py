@@ -23,7 +23,7 @@ from treeopt.records.origins import Provenance
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
 from treeopt.report.figures import style
-from treeopt.report.figures.chart import Chart, Estimates, Panel, Series, plain_line
+from treeopt.report.figures.chart import Chart, Panel, Series, intervals, over, plain_line
 from treeopt.report.figures.style import Look
 from treeopt.report.verdict import PUBLISHED
 from treeopt.report.wording import count
@@ -120,7 +120,7 @@ def _curve(entry: PlanEntry, unit: float, look: dict[str, object]) -> list[Serie
         (p.size, p.tokens_per_s / unit, (p.tokens_per_s.stderr or 0.0) / unit) for p in entry.curve if p.tokens_per_s
     ]
     sizes, rates, errors = np.transpose(sorted(points))
-    noise = Estimates.of(map(Estimate, rates, errors)).ends
+    noise = intervals(map(Estimate, rates, errors))[1:]
     shade = {"color": look["color"], "alpha": 0.12, "linewidth": 0, "zorder": 0}
     broad = {**look, "linewidth": 9, "alpha": 0.25, "solid_capstyle": "butt", "zorder": 1, "linestyle": "-"}
     dots = {**look, "linewidth": 0.8, "marker": "o", "markersize": 1.5}
@@ -130,7 +130,7 @@ def _curve(entry: PlanEntry, unit: float, look: dict[str, object]) -> list[Serie
         Series(str(entry.batch_size), sizes, rates, look=dots),
         *([Series("", sizes, rates, noise, shade, "area")] if errors.any() else []),
         *(Series("", x, y, look=broad) for x, y in bands(sizes, rates, entry.tied_sizes)),
-        Estimates.of([Estimate(chosen / unit, (chosen.stderr or 0.0) / unit)]).over("", [entry.chosen.size], **star),
+        over("", [entry.chosen.size], intervals([Estimate(chosen / unit, (chosen.stderr or 0.0) / unit)]), **star),
     ]
 
 
@@ -184,7 +184,7 @@ def latency_chart(profile: LatencyProfile) -> Chart:
 
 
 def _timed(label: str, sizes: Sequence[int], values: FloatArray, errors: FloatArray, look: Look) -> Series:
-    return Estimates.of(map(Estimate, values, errors)).over(label, sizes, **look)
+    return over(label, sizes, intervals(map(Estimate, values, errors)), **look)
 
 
 def _trees(profile: LatencyProfile, batch_size: int, context: int) -> tuple[Sizes, Sizes]:
