@@ -25,7 +25,7 @@ from treeopt.report import figures
 from treeopt.report.figures.accuracy import accuracy_chart, groups_chart
 from treeopt.report.figures.bench import accepted_chart, contenders_chart
 from treeopt.report.figures.chart import wilson
-from treeopt.report.figures.planning import bands, latency_chart, sizes_chart, throughput_chart
+from treeopt.report.figures.planning import latency_chart, sizes_chart, throughput_chart
 from treeopt.report.figures.registry import Inputs
 from treeopt.report.figures.tree import places, tree_data
 from treeopt.trees.shapes import Limits
@@ -179,21 +179,13 @@ def test_throughput_is_the_plans():
     for entry in plan.entries:
         size, chosen = str(entry.batch_size), entry.chosen
         assert chosen.tokens_per_s in [float(one.y[0]) for one in left.series if one.look.get("marker") == "*"]
+        assert entry.tied_sizes in [list(one.x) for one in left.series if one.look.get("markersize") == 7]
         shade = next(one for one in left.series if one.kind == "area" and list(one.y) == list(left[size].y))
         half = [1.959964 * p.tokens_per_s.stderr for p in entry.curve]
         assert (shade.ends[1] - shade.y, shade.y - shade.ends[0]) == (pytest.approx(half), pytest.approx(half))
         assert max(right[size].y) == pytest.approx(max(p.tokens_per_s for p in entry.curve) / entry.plain.tokens_per_s)
     with pytest.raises(OutOfRange, match="treeopt profile"):
         throughput_chart(plan_trees(long_trace(3), request=PlanRequest(Limits(8))))
-
-
-def test_tied_sizes_are_bands_to_the_middle_of_the_next_ones():
-    sizes, rates = np.array([1.0, 2, 4, 8, 16]), np.array([1.0, 3, 5, 4, 2])
-    (one,) = bands(sizes, rates, [4, 8])
-    assert one[0] == pytest.approx([2**1.5, 4, 8, 2**3.5])
-    assert one[1] == pytest.approx([4, 5, 4, 3])
-    assert [len(x) for x, _ in bands(sizes, rates, [1, 16])] == [2, 2]
-    assert bands(sizes, rates, [4]) == []
 
 
 def test_latency_is_the_median_at_the_deepest_tree():

@@ -109,42 +109,30 @@ def throughput_chart(plan: Plan) -> Chart:
         style.known(plan.runtime, "name", "version"),
         f"objective {plan.objective}" if plan.objective else None,
         style.rule(plan.acceptance),
-        "★ chosen; bar and shade: 95 % intervals; broad: tied sizes",
+        "★ chosen; bar and shade: 95 % intervals; pale rings: tied sizes",
     )
     return Chart("Throughput over tree size", caption, panels[1:] if plan.part else panels, "batch size")
 
 
 def _curve(entry: PlanEntry, unit: float, look: dict[str, object]) -> list[Series]:
-    """The line over sizes, in the ``unit``, with its noise, its tied sizes as broad pieces, and the chosen draft as a star."""
+    """The line over sizes, in the ``unit``, with its noise, pale rings at its tied sizes, and the chosen draft as a star."""
     points = [
         (p.size, p.tokens_per_s / unit, (p.tokens_per_s.stderr or 0.0) / unit) for p in entry.curve if p.tokens_per_s
     ]
     sizes, rates, errors = np.transpose(sorted(points))
     noise = intervals(map(Estimate, rates, errors))[1:]
     shade = {"color": look["color"], "alpha": 0.12, "linewidth": 0, "zorder": 0}
-    broad = {**look, "linewidth": 9, "alpha": 0.25, "solid_capstyle": "butt", "zorder": 1, "linestyle": "-"}
+    ring = {**look, "marker": "o", "markersize": 7, "alpha": 0.3, "zorder": 1, "linestyle": "none"}
+    tied = np.isin(sizes, entry.tied_sizes) & (len(entry.tied_sizes) > 1)
     dots = {**look, "linewidth": 0.8, "marker": "o", "markersize": 1.5}
     star = {**look, "marker": "*", "markersize": 10, "mec": "black", "mew": 0.6, "zorder": 4}
     chosen = entry.chosen.tokens_per_s or Estimate(0.0)
     return [
         Series(str(entry.batch_size), sizes, rates, look=dots),
         *([Series("", sizes, rates, noise, shade, "area")] if errors.any() else []),
-        *(Series("", x, y, look=broad) for x, y in bands(sizes, rates, entry.tied_sizes)),
+        Series("", sizes[tied], rates[tied], look=ring),
         over("", [entry.chosen.size], intervals([Estimate(chosen / unit, (chosen.stderr or 0.0) / unit)]), **star),
     ]
-
-
-def bands(
-    sizes: NDArray[np.float64], rates: NDArray[np.float64], tied: Sequence[int]
-) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Where a curve is tied, run by run: sizes and rates, half of the way to the next sizes included; none of one size."""
-    logs, found = np.log2(sizes), []
-    middle = np.concatenate([logs[:1], (logs[1:] + logs[:-1]) / 2, logs[-1:]])
-    edges = np.flatnonzero(np.diff([0, *(np.isin(sizes, tied) & (len(tied) > 1)), 0]))
-    for first, after in edges.reshape(-1, 2).tolist():
-        x = np.unique([middle[first], *logs[first:after], middle[after]])
-        found.append((2**x, np.interp(x, logs, rates)))
-    return found
 
 
 def latency_chart(profile: LatencyProfile) -> Chart:
