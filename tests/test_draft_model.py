@@ -2,8 +2,6 @@
 
 import random
 import shutil
-from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
@@ -18,41 +16,19 @@ from treeopt.runtime.drafters.protocol import GivenText, TreeTensors
 from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
 
-from .conftest import CONTEXT, VOCABULARY, tiny_model
+from .conftest import VOCABULARY, tiny_model
+from .helpers.random_drafters import OTHERS, other_model, seeded
 from .helpers.slow_drafters import slow_model
 
 CPU = torch.device("cpu")
-KINDS = ["llama", "llama-eager", "qwen3", "mistral"]
-
-
-def other_model(vocab_size: int = VOCABULARY, context: int = CONTEXT, layers: int = 2) -> torch.nn.Module:
-    """A random draft model of another width, and without a list of layers: GPT-2, whose places are learned."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(4)
-    sizes = {"vocab_size": vocab_size, "n_positions": context, "n_embd": 24, "n_layer": layers, "n_head": 3}
-    others = {"initializer_range": 0.6, "bos_token_id": None, "eos_token_id": 3, "attn_implementation": "sdpa"}
-    return GPT2LMHeadModel(GPT2Config(**sizes, **others)).double().eval().requires_grad_(False)
-
-
-def seeded(kind: str) -> DraftModel:
-    return DraftModel(Target(tiny_model(kind, seed=7)), VOCABULARY)
-
-
-DRAFTERS: dict[str, Callable[[], DraftModel]] = {
-    **{f"draft model {kind}": partial(seeded, kind) for kind in KINDS},
-    "other": lambda: DraftModel(Target(other_model()), VOCABULARY),
-    "fewer tokens": lambda: DraftModel(Target(other_model(vocab_size=30)), VOCABULARY),
-    "more tokens": lambda: DraftModel(Target(other_model(vocab_size=45)), VOCABULARY),
-    "short context": lambda: DraftModel(Target(other_model(context=13)), VOCABULARY),
-}
 
 
 def test_no_guess_and_no_rank_where_the_slow_way_has_none():
     """Which it has, or the contract would say nothing of them."""
-    assert slow_model(DRAFTERS["short context"](), [7] * 13, None, 7, []) == []
-    assert max(slow_model(DRAFTERS["fewer tokens"](), [7], None, 7, [])) == 29
-    assert max(slow_model(DRAFTERS["more tokens"](), [7], None, 7, [])) == VOCABULARY - 1
+    short, fewer, more = (DraftModel(Target(other_model(**sizes)), VOCABULARY) for sizes in OTHERS.values())
+    assert slow_model(short, [7] * 13, None, 7, []) == []
+    assert max(slow_model(fewer, [7], None, 7, [])) == 29
+    assert max(slow_model(more, [7], None, 7, [])) == VOCABULARY - 1
 
 
 def test_a_proposal_takes_one_pass_per_level():

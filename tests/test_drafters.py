@@ -192,6 +192,22 @@ CONTRACT = {
 }
 
 
+SUITE = ("medusa", "hydra", "eagle3", "dflash, causal", "dspark", "mtp", "draft-model", "pard", "ngram")
+SAMPLED = ("medusa", "draft-model", "dspark")  # under the other rule, too
+
+
+def in_suite(name: str, rule: Greedy = RULES[0]) -> list[pytest.MarkDecorator]:
+    return [] if name in (SUITE if rule is RULES[0] else SAMPLED) else [pytest.mark.long]
+
+
+KINDS = [pytest.param(name, id=name, marks=in_suite(name)) for name in CONTRACT]
+PAIRS = [
+    pytest.param(name, rule, id=f"{name}-{rule.record['rule']}", marks=in_suite(name, rule))
+    for name in CONTRACT
+    for rule in RULES
+]
+
+
 def fitting(drafter: Drafter, tree: Tree) -> Tree:
     """The nodes of a tree whose ranks the drafter has: of a look-up one chain."""
     return tree.cut(max_depth=tree.depth, max_rank=drafter.draft_vocab_size - 1)
@@ -216,7 +232,7 @@ def test_every_function_that_a_row_names_is_there_and_names_are_not_shared():
     assert all(kind_of_layout(recipe.layout) in DRAFTERS for recipe in RECIPES.values())
 
 
-@pytest.fixture(scope="module", params=CONTRACT)
+@pytest.fixture(scope="module")
 def both(request, target) -> Iterator[tuple[Target, Drafter]]:
     row = CONTRACT[request.param]
     if row.own is not None:
@@ -227,7 +243,7 @@ def both(request, target) -> Iterator[tuple[Target, Drafter]]:
     target.read_layers(())
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.record["rule"])
+@pytest.mark.parametrize(("both", "rule"), PAIRS, indirect=["both"])
 class TestContract:
     @examples(2)
     @given(
@@ -329,6 +345,7 @@ class TestContract:
                 decode(target, drafter, PROMPTS, MARGINAL[0], batch_size=2, stop=NEVER, acceptance=rule)
 
 
+@pytest.mark.parametrize("both", KINDS, indirect=True)
 def test_trained_guesses_are_accepted(both, request):
     """Else the contract is about nothing: of 100 steps at least 5 accept a guess, some at depth 2 and beyond."""
     target, drafter = both

@@ -94,7 +94,7 @@ class TableDraft(LevelDraft):
 
 def grown(tables, levels, topk, unknown=()) -> Pool:
     draft = TableDraft(tables, unknown)
-    return draft.grow(levels, topk, torch.zeros(len(tables), dtype=torch.long))
+    return draft.grow(levels, [topk], torch.zeros(len(tables), dtype=torch.long))[0]
 
 
 def random_shape(rng) -> tuple[int, int]:

@@ -1,7 +1,9 @@
-"""Drafters of random weights against the slow way, one node at a time over the whole text, in every form that they have."""
+"""One contract for drafters of random weights: ranks and guesses are those of the slow way, one node at a time over the whole text."""
 
+import itertools
 import shutil
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -10,124 +12,139 @@ import torch
 
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.runtime.drafters import states as states_module
-from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form
-from treeopt.runtime.drafters.hydra import HydraHeads
-from treeopt.runtime.drafters.layer import EagleHeads, OneLayer, layer_config
+from treeopt.runtime.drafters.draft_model import DraftModel
+from treeopt.runtime.drafters.layer import OneLayer, layer_config
+from treeopt.runtime.drafters.protocol import Drafter, TreeTensors
 from treeopt.runtime.drafters.states import batches
 from treeopt.runtime.target import Target, compile_target
 from treeopt.runtime.training.batches import Text, make_batch
 from treeopt.runtime.training.losses import count
-from treeopt.runtime.training.opening import make_heads
-from treeopt.runtime.training.recipe import Recipe
+from treeopt.trees.tree import Tree
 
 from .conftest import VOCABULARY, tiny_model
+from .helpers.random_drafters import (
+    CONFIG,
+    FORMS,
+    KEPT,
+    KINDS,
+    MASK,
+    OTHERS,
+    PLAIN,
+    SOME,
+    THETA,
+    other_model,
+    pard,
+    random_dflash,
+    random_dflash2,
+    random_dspark,
+    random_eagle,
+    random_eagle3,
+    random_hydra,
+    random_peagle,
+    seeded,
+)
+from .helpers.slow_blocks import slow_dflash, slow_dflash2, slow_dspark, slow_pard, slow_peagle, slow_rows
 from .helpers.slow_drafters import (
+    TREES,
     check_proposals,
     check_ranks,
+    in_order,
     slow_eagle,
     slow_eagle3,
     slow_hydra,
     slow_model,
+    slow_norm,
     small_model,
 )
-from .test_draft_model import DRAFTERS, other_model
 from .test_mtp import drafting, slow_mtp
 from .test_train import states_of
 
-PLAIN = Form(width=32, vocab_size=VOCABULARY, layers=(0, 1, 2))
-FORMS = {
-    "plain": PLAIN,
-    "two-states": replace(PLAIN, states=2, layers=(2, 0)),
-    "norm_before_residual": replace(PLAIN, before_residual=True),
-    "norm_before_fc": replace(PLAIN, fuse_norm=True),
-    "fc_norm": replace(PLAIN, state_norms=True),
-    "norm_output": replace(PLAIN, normed_feedback=True),
-    "bias": replace(PLAIN, fc_bias=True, bias=True),
-    "q_norm": replace(PLAIN, head_norms=True),
-    "all": Form(32, VOCABULARY, 3, (0, 1, 2), True, False, True, True, True, True, True),
+
+@dataclass(frozen=True)
+class Row:
+    """How a drafter is made, and the slow way of it; ``steps`` are those whose proposals are checked."""
+
+    make: Callable[[], Drafter]
+    slow: Callable[..., list[int]]
+    steps: int = 6
+
+
+def block_forms(**cycles: list) -> dict[str, dict]:
+    """Every direction, window and first row of a block, with each of the other options in turn."""
+    causal, windows = [(False, False), (True, True), (True, False)], [(None, None), (3, None), (6, 6)]
+    others = zip(*map(itertools.cycle, cycles.values()), strict=False)
+    found = {}
+    for i, (block, other) in enumerate(zip(itertools.product(causal, windows, (False, True)), others, strict=False)):
+        found[str(i)] = dict(zip(("causal", "windows", "from_anchor", *cycles), (*block, *other), strict=True), seed=i)
+    return found
+
+
+DFLASH = block_forms(ids=[None, SOME], guesses=[3, 1, 4])
+DSPARK = block_forms(guesses=[3, 1, 4], ids=[None, SOME, None], markov=["vanilla", "gated", "rnn"])
+DFLASH2 = block_forms(guesses=[3, 1, 4], taps=[2, 3], kept=[KEPT, 16, 1, 20])
+CASES = {
+    "hydra 1": Row(partial(random_hydra, 4, 1), slow_hydra),
+    "hydra 3": Row(partial(random_hydra, 2, 3), slow_hydra),
+    "eagle": Row(random_eagle, slow_eagle),
+    "eagle without bias": Row(partial(random_eagle, 2, bias=False), slow_eagle),
+    "eagle, one guess": Row(partial(random_eagle, 1), slow_eagle),
+    **{f"eagle3 {name}": Row(partial(random_eagle3, form), slow_eagle3) for name, form in FORMS.items()},
+    "eagle3, narrower": Row(partial(random_eagle3, width=24), slow_eagle3),
+    "eagle3, all tokens": Row(partial(random_eagle3, token_ids=None), slow_eagle3),
+    "eagle3, the target's head": Row(partial(random_eagle3, token_ids=None, shared=True), slow_eagle3),
+    **{f"mtp {kind}": Row(lambda kind=kind: drafting(kind)[1], slow_mtp) for kind in ("deepseek_v3", "glm4_moe")},
+    **{f"draft model {kind}": Row(partial(seeded, kind), slow_model) for kind in KINDS},
+    **{
+        f"p-eagle {name}": Row(
+            partial(random_peagle, form, layers=1 + (i + 1) % 4, ids=(SOME, None)[i % 2]), slow_peagle
+        )
+        for i, (name, form) in enumerate(FORMS.items())
+    },
+    "p-eagle, narrower": Row(partial(random_peagle, width=24, layers=3, kv_heads=4), slow_peagle),
+    "p-eagle, one guess": Row(partial(random_peagle, guesses=1, kv_heads=1), slow_peagle),
+    **{f"pard {kind}": Row(lambda kind=kind: pard(tiny_model(kind, seed=7)), slow_pard) for kind in KINDS},
+    "pard, one guess": Row(lambda: pard(tiny_model(), 1), slow_pard),
+    **{f"dflash {i}": Row(partial(random_dflash, **form), slow_dflash, 3) for i, form in DFLASH.items()},
+    **{f"dspark {i}": Row(partial(random_dspark, **form), slow_dspark, 3) for i, form in DSPARK.items()},
+    **{f"dflash2 {i}": Row(partial(random_dflash2, **form), slow_dflash2, 3) for i, form in DFLASH2.items()},
 }
-SOME = torch.tensor([0, 1, 2, 5, *range(8, 31, 2), 33, 34, 36])  # of the tokens
+for name, sizes in {"other": {}, **OTHERS}.items():
+    CASES[f"draft model, {name}"] = Row(lambda s=sizes: DraftModel(Target(other_model(**s)), VOCABULARY), slow_model)
+    CASES[f"pard, {name}"] = Row(lambda s=sizes: pard(other_model(**s)), slow_pard)
+SUITE = ("hydra 3", "eagle", "eagle3 all", "eagle3, narrower", "mtp glm4_moe", "draft model qwen3", "draft model, short",
+         "p-eagle all", "pard mistral", "pard, short", "dflash 4", "dflash 15", "dspark 5", "dspark 7", "dflash2 6")  # fmt: skip
+ROWS = [pytest.param(row, id=name, marks=[] if name in SUITE else pytest.mark.long) for name, row in CASES.items()]
 
 
-def random(heads, seed=0):
-    """Random weights all over, the norms' too."""
-    torch.manual_seed(seed)
-    for weight in heads.parameters():
-        torch.nn.init.normal_(weight, mean=float(weight.ndim == 1), std=0.3)
-    return heads.eval().requires_grad_(False)
-
-
-def random_hydra(num_heads, num_layers) -> HydraHeads:
-    return random(make_heads(Target(small_model()), Recipe("hydra", num_heads, num_layers)))
-
-
-def random_eagle(num_heads=5, *, bias=True) -> EagleHeads:
-    model = small_model()
-    ends = {"embedding": model.model.embed_tokens.weight, "lm_head": model.lm_head.weight}
-    config = layer_config(model.config, model.config.hidden_size)
-    return random(EagleHeads(config, **ends, bias=bias, num_heads=num_heads, dtype=torch.float64))
-
-
-def random_eagle3(form=PLAIN, *, num_heads=4, token_ids=SOME, width=32, shared=False) -> Eagle3Heads:
-    """A layer of another width than the target's if asked."""
-    model = small_model()
-    torch.manual_seed(0)
-    heads = Eagle3Heads(
-        layer_config(model.config, width, num_attention_heads=4, num_key_value_heads=2, head_dim=8),
-        form,
-        embedding=model.model.embed_tokens.weight if width == 32 else torch.randn(VOCABULARY, width),
-        lm_head=model.lm_head.weight if shared else None,
-        token_ids=token_ids,
-        num_heads=num_heads,
-        dtype=torch.float64,
-    )
-    return random(heads)
-
-
-CASES = {  # how a drafter is made, and the slow way
-    "hydra 1": (partial(random_hydra, 4, 1), slow_hydra),
-    "hydra 3": (partial(random_hydra, 2, 3), slow_hydra),
-    "eagle": (random_eagle, slow_eagle),
-    "eagle without bias": (partial(random_eagle, 2, bias=False), slow_eagle),
-    "eagle, one guess": (partial(random_eagle, 1), slow_eagle),
-    **{f"eagle3 {name}": (partial(random_eagle3, form), slow_eagle3) for name, form in FORMS.items()},
-    "eagle3, narrower": (partial(random_eagle3, width=24), slow_eagle3),
-    "eagle3, all tokens": (partial(random_eagle3, token_ids=None), slow_eagle3),
-    "eagle3, the target's head": (partial(random_eagle3, token_ids=None, shared=True), slow_eagle3),
-    **{f"mtp {kind}": (lambda kind: drafting(kind)[1], slow_mtp, kind) for kind in ("deepseek_v3", "glm4_moe")},
-}
-
-
-CASES |= {name: (make, slow_model) for name, make in DRAFTERS.items()}
-
-
-def made(name):
-    make, slow, *options = CASES[name]
-    return make(*options), slow
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("row", ROWS)
 class TestAgainstTheSlowWay:
-    def test_every_node_is_guessed_as_for_it_alone(self, name):
+    def test_every_node_is_guessed_as_for_it_alone(self, row):
         """A head deeper than there are is -1; rows are ragged, come and go, and plain steps draft nothing."""
-        check_proposals(*made(name), seed=len(name))
+        drafter = row.make()
+        trees = [tree for tree in TREES if tree.max_rank < drafter.draft_vocab_size]
+        with torch.inference_mode():
+            check_proposals(drafter, row.slow, seed=drafter.num_heads, steps=row.steps, trees=trees)
 
-    def test_ranks_are_those_of_the_slow_way(self, name):
-        check_ranks(*made(name), seed=0)
+    def test_ranks_are_those_of_the_slow_way(self, row):
+        drafter = row.make()
+        with torch.inference_mode():
+            enough = 5 if row.steps == 6 else -1  # a block's guesses are rarely right
+            check_ranks(drafter, row.slow, seed=0, top_k=min(20, drafter.draft_vocab_size), enough=enough)
 
 
-@pytest.mark.parametrize("name", ["hydra 3", "eagle", "eagle3 plain"])
+@pytest.mark.parametrize("name", ["hydra 3", "eagle", "eagle3 plain", "p-eagle plain", "pard mistral"])
 def test_ranks_do_not_depend_on_how_many_states_are_read_together(name, monkeypatch):
     monkeypatch.setattr(states_module, "SEEN_AT_ONCE", 60)
     monkeypatch.setattr(states_module, "FEWEST_STATES", 2)
     monkeypatch.setattr(states_module, "LOGITS_AT_ONCE", 0)
     monkeypatch.setattr(states_module, "TOKENS_AT_ONCE", 12 if "hydra" in name else 24)
-    check_ranks(*made(name), seed=1)
+    with torch.inference_mode():
+        check_ranks(CASES[name].make(), CASES[name].slow, seed=1)
 
 
-@pytest.mark.parametrize("name", ["hydra 3", "eagle", "eagle3 plain"])
+@pytest.mark.parametrize("name", ["hydra 3", "eagle", "eagle3 plain", "p-eagle norm_before_residual"])
 def test_every_weight_learns_and_those_of_the_target_are_shared(name):
-    heads, model = made(name)[0].requires_grad_(True), small_model()
+    heads, model = CASES[name].make().requires_grad_(True), small_model()
     assert not {"embedding", *(["lm_head"] if heads.shares_projection else [])} & set(heads.state_dict())
     assert heads.embedding.data_ptr() == model.model.embed_tokens.weight.data_ptr()
     target = Target(tiny_model())
@@ -167,6 +184,94 @@ def test_rotary_frequencies_keep_their_precision():
     assert {weight.dtype for weight in layer.model.parameters()} == {torch.bfloat16}
     assert layer.model.rotary_emb.inv_freq.dtype == torch.float32
     assert torch.equal(layer.model.rotary_emb.inv_freq, exact)
+
+
+# Masks and blocks
+
+
+def test_guesses_depend_on_their_depth_but_neither_on_how_deep_others_are_nor_on_masks_that_were_read_before():
+    """Else the passes above would compare what no mask changes."""
+    for name in ("p-eagle plain", "pard llama"):
+        slow = CASES[name].slow
+        drafter, hidden = (
+            CASES[name].make(),
+            torch.randn(6, 128, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
+        )
+        orders = [tuple(slow(drafter, [1, 2, 3, 4, 5, 6], hidden, 7, [9] * depth)) for depth in range(4)]
+        assert len(set(orders)) == 4
+        draft = drafter.start(1, 20)
+        draft.prefill([[1, 2, 3, 4, 5, 6]], hidden[None])
+        state = draft.cache.lengths[:], list(draft._waiting)
+        with torch.inference_mode():
+            for depth in (4, 2, 1, 3):
+                draft.cache.lengths, draft._waiting = state[0][:], list(state[1])
+                logits = draft.marginals(torch.tensor([7]), depth)[0]
+                ids = drafter.token_ids
+                assert [tuple(ids[in_order(row)].tolist()) for row in logits] == orders[:depth]
+
+
+def test_a_proposal_takes_one_pass_and_plain_steps_take_none():
+    drafter = pard(tiny_model())
+    draft = drafter.start(2, 60)
+    with torch.inference_mode():
+        draft.prefill([[1, 2, 3], [4]], torch.zeros(2, 3, 5))
+        drafter.model.passes = 0
+        for _ in range(3):
+            draft.extend([[5], [6]], torch.zeros(2, 1, 5), [[0], [0]])
+        draft.propose(TreeTensors.of(Tree.dense([3, 2, 1]), torch.device("cpu")), torch.tensor([7, 8]))
+    assert drafter.model.passes == 1
+
+
+def test_masks_of_a_long_row_beside_one_with_more_to_feed_stay_in_their_room():
+    drafter, plan = pard(tiny_model()), TreeTensors.of(Tree.chain(4), torch.device("cpu"))
+    draft, long = drafter.start(2, 39 + 5), [1 + i % 30 for i in range(39)]
+    texts = [[1, 2], long]
+    with torch.inference_mode():
+        draft.prefill([[1, 2]], torch.zeros(1, 2, 5))
+        for i in range(30):
+            draft.extend([[i]], torch.zeros(1, 1, 5), [[0]])
+            texts[0].append(i)
+        draft.prefill([long], torch.zeros(1, 39, 5))
+        drafter.model.passes = 0
+        found = draft.propose(plan, torch.tensor([33, 33]))
+        assert drafter.model.passes > 1  # there is no room for all that waits at once
+        for text, row in zip(texts, found.tolist(), strict=True):
+            assert row == [33, *(slow_pard(drafter, text, None, 33, [0] * depth)[0] for depth in range(4))]
+
+
+def test_a_guess_depends_on_the_one_before_and_rnn_on_all():
+    """Else the forward above would compare what no path changes."""
+    hidden = torch.randn(6, 96, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for heads, slow in [(random_dspark(markov=kind), slow_dspark) for kind in ("vanilla", "gated", "rnn")] + [
+        (random_dflash2(), slow_dflash2)
+    ]:
+        orders = {path: tuple(slow(heads, [], hidden, 7, path)) for path in itertools.product([3, 4, 5], repeat=2)}
+        far = len({orders[first, 3] for first in (3, 4, 5)})
+        assert len(set(orders.values())) >= 3
+        assert (far > 1) == ("markov_head.joint_proj.weight" in heads.weights)
+
+
+def test_transformers_own_class_makes_the_same_rows():
+    library = pytest.importorskip("transformers.models.muse_glimmer_assistant")
+    heads = random_dflash(guesses=4)
+    config = library.MuseGlimmerAssistantConfig(
+        **CONFIG,
+        num_hidden_layers=2,
+        layer_types=["full_attention"] * 2,
+        block_size=5,
+        target_layer_ids=[0, 2],
+        rope_parameters={"rope_type": "default", "rope_theta": THETA},
+    )
+    theirs = library.MuseGlimmerAssistantModel(config).double().eval()
+    names = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
+    theirs.load_state_dict({names.get(name, name): weight for name, weight in heads.weights.items()})
+    hidden, root = torch.randn(1, 7, 96, dtype=torch.float64), 12
+    block = heads.embedding[torch.tensor([[root, MASK, MASK, MASK, MASK]])]
+    with torch.inference_mode():
+        made = theirs(block, hidden[..., 32:]).last_hidden_state[0]
+        ours = slow_rows(heads, hidden[0], root)
+        own = torch.stack([slow_norm(heads, row, heads.weights["norm.weight"]) for row in ours])
+    torch.testing.assert_close(made, own, rtol=1e-4, atol=1e-4)  # its norms and rotations are float32
 
 
 # The target's states between its layers

@@ -156,7 +156,12 @@ def random_prompts(seed: int, n: int = 4) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("kind", "chain", "options"),
-    [("llama", 1, {}), ("llama-eager", 2, {"top_p": 0.9}), ("qwen3", 3, {"top_k": 12}), ("mistral", 4, {})],
+    [
+        ("llama-eager", 2, {"top_p": 0.9}),
+        ("qwen3", 3, {"top_k": 12}),
+        pytest.param("llama", 1, {}, marks=pytest.mark.long),
+        pytest.param("mistral", 4, {}, marks=pytest.mark.long),
+    ],
 )
 def test_batched_decoding_is_the_slow_way(kind, chain, options):
     target, draft, limit = Target(tiny_model(kind)), shaken(kind, 0.5), 14

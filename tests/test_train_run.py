@@ -27,7 +27,7 @@ from treeopt.runtime.training import opening
 from treeopt.runtime.training.batches import Text
 from treeopt.runtime.training.loop import Checkpoint, Loop
 from treeopt.runtime.training.opening import Asking, given_texts, make_heads, own_texts, save_result
-from treeopt.runtime.training.recipe import KINDS, Recipe
+from treeopt.runtime.training.recipe import Recipe
 from treeopt.trees.tree import Tree
 
 from .conftest import asked, invoke, some_long, treeopt
@@ -64,7 +64,7 @@ def run(loop: Loop, steps: int | None = None, *, after: int = 0) -> dict[str, to
 # Runs that continue
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["medusa-1", "dflash", *some_long("medusa-shared", "hydra", "eagle3")])
 def test_a_run_that_was_killed_ends_in_the_weights_of_one_that_was_not(kind, tmp_path):
     """Bit by bit, in float32; killed one step behind its last checkpoint."""
     recipe = Recipe(kind, K, num_layers=1, steps=7, batch_size=4)
@@ -82,7 +82,13 @@ def test_a_run_that_was_killed_ends_in_the_weights_of_one_that_was_not(kind, tmp
     assert [line["step"] for line in other] == list(range(1, 8))
 
 
-@pytest.mark.parametrize(("kind", "layers"), [("medusa-1", 1), ("hydra", 2), ("eagle3", 1), ("dflash", 2)])
+@pytest.mark.parametrize(
+    ("kind", "layers"),
+    [
+        ("eagle3", 1),
+        *(pytest.param(*row, marks=pytest.mark.long) for row in (("medusa-1", 1), ("hydra", 2), ("dflash", 2))),
+    ],
+)
 def test_training_goes_on_from_heads_that_were_written(kind, layers, tmp_path):
     """Layers may have another MLP than the target's."""
     target = small_target(layers=7, dtype=torch.float32)
@@ -165,7 +171,7 @@ def test_an_interrupted_run_keeps_the_steps_that_are_done(where, number, tmp_pat
     assert len(lines(tmp_path)) == 6
 
 
-@pytest.mark.parametrize("kind", ["medusa-1", "hydra", "eagle3", "dflash"])
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", *some_long("medusa-1", "hydra")])
 def test_passes_change_memory_and_not_the_result(kind, tmp_path):
     recipes = [Recipe(kind, K, steps=3, batch_size=7, accumulate=n) for n in (1, 3)]
     one, three = (run(make_loop(tmp_path / str(recipe.accumulate), small_target(), recipe)) for recipe in recipes)
@@ -220,7 +226,11 @@ def cyclic_texts() -> list[Text]:
 
 @pytest.mark.parametrize(
     ("kind", "steps", "least"),
-    [("medusa-1", 50, 0.95), ("hydra", 50, 0.95), pytest.param("medusa-shared", 300, 0.55, marks=pytest.mark.long)],
+    [
+        ("hydra", 50, 0.95),
+        pytest.param("medusa-1", 50, 0.95, marks=pytest.mark.long),
+        pytest.param("medusa-shared", 300, 0.55, marks=pytest.mark.long),
+    ],
 )
 def test_heads_learn_a_language_without_surprises(kind, steps, least, tmp_path):
     """As far as they can by a projection that is the model's own."""

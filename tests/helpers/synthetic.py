@@ -72,15 +72,6 @@ def eagle3() -> Shapes:
     return found | llama_layer("midlayer.", into=2 * D) | {"midlayer.hidden_norm.weight": (D,)}
 
 
-def mlp_speculator() -> Shapes:
-    found: Shapes = {}
-    for k in range(3):
-        found |= {f"speculator.emb.{k}.weight": (V, INNER), f"speculator.head.{k}.weight": (V, INNER)}
-        found |= {f"speculator.ln.{k}.weight": (INNER,), f"speculator.ln.{k}.bias": (INNER,)}
-        found |= {f"speculator.proj.{k}.weight": (INNER, INNER if k else D)}
-    return found
-
-
 def share_blocks(tensors: Tensors, one: str, others: tuple[str, ...]) -> None:
     """``[ResBlock(d)] * n`` repeats one module: the same storage under several names."""
     for name in [name for name in tensors if f".{one}.linear." in name]:
@@ -118,21 +109,6 @@ LAYOUTS: dict[str, tuple[dict[str, object], dict[str, Callable[[], Shapes]]]] = 
     "hydra_mlp_pt": ({**HYDRA, "hydra_num_layers": 3, "hydra_head_arch": "mlp"}, {"hydra_lm_head.pt": hydra_heads}),
     "eagle1_bin": ({**LLAMA, "bias": True}, {"pytorch_model.bin": lambda: EAGLE1}),
     "eagle3_safetensors": ({**LLAMA, "draft_vocab_size": VT}, {"model.safetensors": eagle3}),
-    "tgi_mlp_speculator": (
-        {
-            "architectures": ["MLPSpeculatorPreTrainedModel"],
-            "model_type": "mlp_speculator",
-            "n_predict": 3,
-            "inner_dim": INNER,
-            "emb_dim": D,
-            "vocab_size": V,
-            "top_k_tokens_per_head": [4, 3, 2],
-            "tie_weights": False,
-            "scale_input": False,
-            **BASE,
-        },
-        {"model.safetensors": mlp_speculator},
-    ),
 }
 SHARED = {"medusa_v01_two_layers_pt": ("0", ("1",)), "hydra_mlp_pt": ("1", ("2",))}  # blocks of one storage
 IDS = torch.arange(VT)

@@ -18,12 +18,12 @@ from treeopt.errors import InvalidInput, Unsupported, quoted
 from treeopt.runtime.checkpoints.eagle3 import (
     EMBEDDING,
     HEAD,
-    KNOWN,
     OFFSETS,
     checked_layers,
     count_layers,
+    layered,
     settings,
-    target_sizes,
+    sizes_of,
     token_ids_of,
     vocabulary_tensors,
 )
@@ -44,7 +44,7 @@ SPECULATORS = "aux_hidden_state_layer_ids"  # its layers are those that are ente
 def recognise_block(stored: StoredTensors) -> Checkpoint | None:
     """Recognise a drafter of blocks, and which it is, by its names; None where it is another."""
     names = {name.removeprefix("model."): name for name in stored.parts}
-    model = stored.config.get("speculators_model_type")
+    model = str(stored.config.get("speculators_model_type"))
     said = model in ARCHITECTURES or "dflash_config" in stored.config
     if not (said or {"hidden_norm.weight", "layers.0.input_layernorm.weight"} <= names.keys()):
         return None
@@ -57,39 +57,21 @@ def recognise_block(stored: StoredTensors) -> Checkpoint | None:
     if told.get("projector_type") not in (None, "dspark"):
         raise told.wrong("projector_type", "dspark or nothing, for a drafter of blocks to be read", Unsupported)
     if model in ARCHITECTURES:
-        kind = str(model)
+        kind = model
     elif any(name.startswith(SELECTOR) for name in names):
         kind = "dflash2"
     elif any(name.startswith((MARKOV, CONFIDENCE)) for name in names):
         kind = "dspark"
     count = count_layers(names)
-    others = [OFFSETS, KNOWN, EMBEDDING]
-    for common in [name for name in names if name.startswith(CONFIDENCE)]:  # no guess depends on it
-        others.append(names.pop(common))
-    root = "model." if any(name.startswith("model.") for name in stored.parts) else ""
-    return Checkpoint(
-        stored,
-        kind,
-        names,
-        partial(_build, told, kind, count),
-        apart=(OFFSETS, KNOWN),
-        shares=HEAD not in names,
-        others=others,
-        prefix=lambda name: root + name,
-    )
+    unread = [names.pop(common) for common in list(names) if common.startswith(CONFIDENCE)]  # no guess depends on it
+    return layered(stored, kind, names, partial(_build, told, kind, count), unread)
 
 
 def _build(told: Settings, kind: str, count: int, reading: Reading) -> Callable[..., DFlashHeads]:
     stored, base = reading.stored, reading.base
     reading.config = told
-    d = reading.most_common_size(r"o_proj\.weight$|down_proj\.weight$|layernorm\.weight$")
-    width, vocab_size, columns = target_sizes(reading, told, d)
+    d, width, vocab_size, states = sizes_of(reading, told, 1)
     token_ids = token_ids_of(reading, vocab_size)
-    states, rest = divmod(columns, width)
-    if rest or not states:
-        raise InvalidInput(
-            f"{reading.said('fc.weight')} must fuse states of width {width}: pass the `model` that it was trained for."
-        )
     form = form_of(told, kind, base.config, width=width, vocab_size=vocab_size, states=states, count=count)
     asked = base.num_heads or form.most_guesses
     if asked > form.most_guesses:
@@ -160,7 +142,7 @@ def form_of(told: Settings, kind: str, target: Any, *, width: int, vocab_size: i
     target : config of the model that it guesses for, if at hand; states : L; count : layers of the drafter
     """
     mask_id = told.mask_id("mask_token_id", vocab_size)
-    by_class = "Qwen3DSparkModel" in (told.get("architectures") or [])  # DeepSpec's DFlash has DSpark's rows
+    by_class = "Qwen3DSparkModel" in told.get("architectures", [])  # DeepSpec's DFlash has DSpark's rows
     from_anchor = told.get("sample_from_anchor", by_class or kind == "dspark")
     if not isinstance(from_anchor, bool):
         raise told.wrong("sample_from_anchor", "true or false")
@@ -210,9 +192,9 @@ def _layers(told: Settings, target: Any, states: int, *, embedded: bool) -> tupl
     said, entered = told.get("target_layer_ids"), told.get(SPECULATORS)
     key, beyond = (SPECULATORS, 0) if entered is not None else ("target_layer_ids", 1)
     if (found := entered if entered is not None else said) is None:
-        count = told.get("num_target_layers", getattr(target, "num_hidden_layers", None))
-        if count is None:
+        if "num_target_layers" not in told and target is None:
             raise told.wrong("target_layer_ids", "said, or num_target_layers")
+        count = told.number("num_target_layers") if "num_target_layers" in told else target.num_hidden_layers
         last = count - 3
         found = [count // 2] if states == 1 else [round(1 + i * (last - 1) / (states - 1)) for i in range(states)]
     return tuple(i + beyond for i in checked_layers(told, key, found, states, -beyond if embedded else 0))

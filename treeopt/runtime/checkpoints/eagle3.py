@@ -26,10 +26,12 @@ from treeopt.runtime.checkpoints.reading import Checkpoint, Published, Reading
 from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form
 from treeopt.runtime.drafters.parallel import PEagleHeads
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
+from treeopt.runtime.drafters.states import Heads
 from treeopt.runtime.folder import MOST_LAYERS
 
 LAYOUT, PARALLEL = "eagle-3", "p-eagle"
-EMBEDDING, HEAD, OFFSETS, KNOWN = "embed_tokens.weight", "lm_head.weight", "d2t", "t2d"
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+VOCABULARY = OFFSETS, KNOWN = "d2t", "t2d"  # of the tokens that are guessed
 HIDDEN_NORM = "layers.0.hidden_norm.weight"
 MASK = "mask_hidden"
 MASK_ID = "ptd_token_id"  # the key that is written; others are read
@@ -67,6 +69,7 @@ ALONE: dict[str, tuple[Any, ...]] = {  # and what P-EAGLE's is
     "parallel_draft_step": (1, 0),
     "parallel_drafting": (False,),
 }
+LISTS = ("architectures", "layer_types")
 LENGTHY = ("dynamic", "longrope")  # rotations that depend on the longest text read together
 # By field of `Form`: config.json's flag for it, and a pattern of the tensors that tell it where the flag does not.
 FLAGS = {
@@ -110,16 +113,30 @@ def recognise_eagle3(stored: StoredTensors) -> Checkpoint | None:
                 )
     count, layout = count_layers(names), PARALLEL if parallel else LAYOUT
     check_flags(told, count, NEEDED if parallel else NEEDED | ALONE)
+    return layered(stored, layout, names, partial(_build, told, count, PEagleHeads if parallel else Eagle3Heads))
+
+
+def layered(
+    stored: StoredTensors,
+    layout: str,
+    names: Mapping[str, str],
+    build: Callable[[Reading], Callable[..., Heads]],
+    unread: Iterable[str] = (),
+) -> Checkpoint:
+    """The checkpoint of a drafter with layers.
+
+    names  : the file's name of every tensor, by its common one
+    unread : others that may lie beside them
+    """
     root = "model." if any(name.startswith("model.") for name in stored.parts) else ""
     first = "midlayer." if any(name.startswith(root + "midlayer.") for name in stored.parts) else FIRST
 
     def prefix(name: str) -> str:
-        outside = "" if name in (HEAD, OFFSETS, KNOWN) else root
+        outside = "" if name in (HEAD, *VOCABULARY) else root
         return outside + (first + name.removeprefix(FIRST) if name.startswith(FIRST) else name)
 
-    build = partial(_build, told, count, PEagleHeads if parallel else Eagle3Heads)
-    apart, others = (OFFSETS, KNOWN), (OFFSETS, KNOWN, EMBEDDING)
-    return Checkpoint(stored, layout, names, build, apart, HEAD not in names, others, prefix)
+    beside = (*VOCABULARY, EMBEDDING, *unread)
+    return Checkpoint(stored, layout, names, build, VOCABULARY, HEAD not in names, beside, prefix)
 
 
 def count_layers(names: Iterable[str]) -> int:
@@ -137,27 +154,27 @@ def is_parallel(told: Settings, names: Mapping[str, str]) -> bool:
     )
 
 
-def target_sizes(reading: Reading, told: Settings, d: int) -> tuple[int, int, int]:
-    """w and V, and how many numbers fc reads; without the target w is d, and V is said."""
-    lm_head, fc = reading.base.lm_head, reading.tensor("fc.weight")
+def sizes_of(reading: Reading, told: Settings, least: int) -> tuple[int, int, int, int]:
+    """d, w, V and L, which is ``least`` or more; without the target w is d, and V is said."""
+    d, lm_head, fc = reading.most_common_size(WIDE), reading.base.lm_head, reading.tensor("fc.weight")
     width, vocab_size = (d, told.number("vocab_size")) if lm_head is None else (lm_head.shape[1], len(lm_head))
-    return width, vocab_size, fc.shape[1] if fc.ndim == 2 else 0
+    columns = fc.shape[1] if fc.ndim == 2 else 0
+    if not width or columns % width or columns < least * width:
+        raise InvalidInput(
+            f"{reading.said('fc.weight')} must fuse {least} or more of the target's states of width {width}, but it reads "
+            f"{columns} numbers: pass the `model` that it was trained for."
+        )
+    return d, width, vocab_size, columns // width
 
 
 def _build(told: Settings, count: int, kind: type[Eagle3Heads], reading: Reading) -> Callable[..., Eagle3Heads]:
     base, names, tensors = reading.base, reading.names, reading.tensors
     reading.config = told
-    d = reading.most_common_size(WIDE)
-    width, vocab_size, columns = target_sizes(reading, told, d)
+    d, width, vocab_size, states = sizes_of(reading, told, 2)
     token_ids = token_ids_of(reading, vocab_size)
     rows = vocab_size if token_ids is None else len(token_ids)
-    if columns % width or columns < 2 * width:
-        raise InvalidInput(
-            f"{reading.said('fc.weight')} must fuse two or more of the target's states of width {width}, but it reads "
-            f"{columns} numbers: pass the `model` that it was trained for."
-        )
     embedding, own = _embedding(reading, vocab_size, d)
-    form = form_of(reading, width, vocab_size, own=own)
+    form = form_of(reading, width, vocab_size, states, own=own)
     if kind is PEagleHeads:
         form = replace(form, mask_id=told.mask_id(MASK_ID, vocab_size))
         while reading.tensor(MASK).ndim < 3:
@@ -234,8 +251,14 @@ def settings(stored: StoredTensors, nested: str = "eagle_config") -> Settings:
         told.update(LEFT_OUT.get(str(layer.get("model_type", "llama")), {}))
     for part in (layer, config, config.get(nested) or {}):
         told.update((key, value) for key, value in part.items() if value is not None)
-    ropes = [rope for key in ("rope_parameters", "rope_scaling") if isinstance(rope := told.get(key), dict)]
-    if not any("rope_theta" in rope for rope in (told, *ropes)):
+    for key in LISTS:
+        if not isinstance(words := told.get(key, []), list) or not all(isinstance(word, str) for word in words):
+            raise told.wrong(key, "a list of words")
+    ropes = {key: rope for key in ("rope_parameters", "rope_scaling") if isinstance(rope := told.get(key), dict)}
+    for key, rope in ropes.items():
+        if str(rope.get("rope_type", rope.get("type"))) in LENGTHY:
+            raise told.wrong(key, "a rotation that does not depend on the longest text beside it", Unsupported)
+    if not any("rope_theta" in rope for rope in (told, *ropes.values())):
         told["rope_theta"] = THETA
     return told
 
@@ -252,20 +275,14 @@ def check_flags(told: Settings, count: int, needed: Mapping[str, tuple[Any, ...]
             refuse(key, str(values[0]))
     if "sliding_window" in told and told.get("use_sliding_window") is not False:
         refuse("sliding_window", "absent")
-    for key in ("rope_parameters", "rope_scaling"):
-        rope = told.get(key)
-        if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in LENGTHY:
-            refuse(key, "a rotation that does not depend on the longest text beside it")
 
 
-def form_of(reading: Reading, width: int, vocab_size: int, *, own: bool) -> Form:
+def form_of(reading: Reading, width: int, vocab_size: int, states: int, *, own: bool) -> Form:
     """The form of a drafter by its tensors and config.json, for a target of this width and vocabulary.
 
     own : whether its embeddings are its own
     """
-    told, names, origin = reading.config, reading.names, reading.stored.origin
-    states = reading.tensors["fc.weight"].shape[1] // width
-    flags = {}
+    told, names, origin, flags = reading.config, reading.names, reading.stored.origin, {}
     for field, (key, tensor) in FLAGS.items():
         there = any(re.fullmatch(tensor, name) for name in names)
         said = told.get(key, there)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from treeopt.errors import InvalidInput, Unsupported, quoted
+from treeopt.errors import InvalidInput, quoted
 from treeopt.records.drafters import DRAFTERS, LAYOUTS
 from treeopt.runtime.checkpoints.files import StoredTensors, find_checkpoint, find_tensors
 from treeopt.runtime.drafters import part_of
@@ -160,9 +160,12 @@ class Reading:
 
     def tensor(self, name: str) -> Tensor:
         """The tensor of a name; InvalidInput where it is missing."""
-        if name not in self.tensors:
-            check_names(self.stored, [*self.names.values(), self.stored_name(name)], self.what)
+        self.check_there(name)
         return self.tensors[name]
+
+    def check_there(self, name: str) -> None:
+        if name not in self.names:
+            check_names(self.stored, [*self.names.values(), self.stored_name(name)], self.what)
 
     def said(self, name: str) -> str:
         return f"{quoted(self.names[name])} in {self.stored.origin}"
@@ -181,7 +184,8 @@ class Reading:
         return tensors
 
     def integers(self, name: str) -> Tensor:
-        """A list of whole numbers, such as ids of tokens."""
+        """A list of whole numbers, such as ids of tokens; InvalidInput where it is missing."""
+        self.check_there(name)
         found = self.stored.read(self.names[name])
         if found.ndim != 1 or found.dtype != torch.int64 or not len(found):
             kind = f"{short(found.dtype)} of shape {tuple(found.shape)}"
@@ -277,8 +281,6 @@ def open_checkpoint(path_or_id: str, revision: str | None = None) -> Checkpoint:
         if found is not None:
             return found
     names = sorted(stored.parts)
-    if any(name.startswith("speculator.") for name in names) or stored.config.get("model_type") == "mlp_speculator":
-        raise Unsupported(f"{stored.origin} holds an MLP speculator, whose layout is not read.")
     shown = ", ".join(map(quoted, names[:3])) + " ..." * (len(names) > 3)
     layouts = ", ".join(LAYOUTS)
     raise InvalidInput(

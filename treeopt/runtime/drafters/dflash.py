@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from treeopt.runtime.cache import tree_mask
-from treeopt.runtime.drafters.layer import begin_weights, layer_config, zero_linear
+from treeopt.runtime.drafters.layer import begin_weights, layer_config, rotation_of, zero_linear
 from treeopt.runtime.drafters.marginals import MarginalDraft
 from treeopt.runtime.drafters.medusa import check_bias
 from treeopt.runtime.drafters.states import CausalDraft, Heads, Logits
@@ -110,7 +110,7 @@ class DFlashHeads(Heads):
                 nn.init.zeros_(weight)
         self.fc = zero_linear(len(form.layers) * form.width, config.hidden_size, bias=False, **placed)
         # Outside the modules, so that its frequencies stay float32.
-        self.__dict__["rotary"] = Qwen3RotaryEmbedding(config).to(device)
+        self.__dict__["rotary"] = rotation_of(config, Qwen3RotaryEmbedding).to(device)
 
     def layers_of(self, num_layers: int) -> Sequence[int]:
         return self.form.layers

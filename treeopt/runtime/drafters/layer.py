@@ -59,12 +59,7 @@ class OneLayer(nn.Module):
         model.norm = nn.Identity()
         if make is None:
             model.layers[0].input_layernorm = model.norm
-        rotary = LlamaRotaryEmbedding(config)  # its frequencies stay float32
-        if rotary.inv_freq.shape != (config.head_dim // 2,) or not bool(rotary.inv_freq.isfinite().all()):
-            raise InvalidInput(
-                f"A layer with heads of width {config.head_dim} needs {config.head_dim // 2} finite rotary frequencies, "
-                f"but its config's rope parameters give others: {config.rope_parameters}."
-            )
+        rotary = rotation_of(config, LlamaRotaryEmbedding)  # its frequencies stay float32
         device = placed.get("device")
         self.model = model.to(placed.get("dtype")).to_empty(device=device or "cpu")
         self.model.rotary_emb = rotary.to(device)
@@ -96,6 +91,17 @@ class OneLayer(nn.Module):
         for name, frequencies in exact.items():
             setattr(rotary, name, frequencies.to(getattr(rotary, name).device))
         return self
+
+
+def rotation_of(config: Any, family: Callable[[Any], Any]) -> Any:
+    """The rotary embedding of a layer; InvalidInput where a config's rope parameters make none for heads of its width."""
+    rotary, half = family(config), config.head_dim // 2
+    if rotary.inv_freq.shape != (half,) or not bool(rotary.inv_freq.isfinite().all()):
+        raise InvalidInput(
+            f"A layer with heads of width {config.head_dim} needs {half} finite rotary frequencies, but its config's rope "
+            f"parameters give others: {config.rope_parameters}."
+        )
+    return rotary
 
 
 def layer_config(like: Any, width: int, *, layers: int = 1, family: Any = LlamaConfig, **given: int) -> Any:

@@ -9,8 +9,10 @@ V vocabulary of the drafter, or of the target
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,6 +42,33 @@ class Pool:
     def best(self, count: int) -> Tensor:
         """(b, count) places of the best nodes, best first; of equal scores those that come first in the pool."""
         return self.scores.sort(dim=1, descending=True, stable=True).indices[:, :count]
+
+
+class GrowingPool:
+    """The pool of one topk while it grows, level by level."""
+
+    def __init__(self, topk: int, roots: Tensor) -> None:
+        self.topk, self.rows = topk, torch.arange(len(roots), device=roots.device)[:, None]
+        self.places = torch.full_like(self.rows, -1)  # (b, E) of the expanded nodes in the pool
+        self.scores = torch.zeros(self.rows.shape, device=roots.device)  # (b, E) theirs
+        self.levels: list[tuple[Tensor, ...]] = []  # tokens, parents, scores and depths of each
+
+    def add(self, children: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+        """Take the (b, E, k or more) children of the expanded nodes and their log-probabilities.
+
+        Returns (b, k) of the nodes to expand next, best first: places of their parents among the E, and tokens.
+        """
+        topk, size = self.topk, sum(tokens.shape[1] for tokens, *_ in self.levels)
+        tokens = children[..., :topk].flatten(1)  # (b, E k)
+        scores = (self.scores[..., None] + own[..., :topk]).flatten(1).masked_fill(tokens < 0, -torch.inf)
+        depths = self.rows.new_full((tokens.shape[1],), len(self.levels) + 1)
+        self.levels.append((tokens, self.places.repeat_interleave(topk, 1), scores, depths))
+        best = scores.sort(dim=1, descending=True, stable=True).indices[:, :topk]
+        self.places, self.scores = size + best, scores[self.rows, best]
+        return best // topk, tokens[self.rows, best]
+
+    def whole(self) -> Pool:
+        return Pool(*(torch.cat(part, -1) for part in zip(*self.levels, strict=True)))
 
 
 class LevelDraft:
@@ -83,25 +112,24 @@ class LevelDraft:
             tokens.append(self.named(level.best(logits), level.depth))
         return torch.cat(tokens, 1)
 
-    def grow(self, levels: int, topk: int, roots: Tensor) -> Pool:
-        """The pool of a dynamic tree behind the (b,) roots: of each level the ``topk`` best nodes are expanded."""
-        rows = torch.arange(len(roots), device=roots.device)[:, None]
+    def grow(self, levels: int, topks: Sequence[int], roots: Tensor) -> list[Pool]:
+        """The pool of a dynamic tree for each topk, behind the (b,) roots: of each level the topk best nodes are expanded.
+
+        The nodes of a level are drafted together, one topk's beside the other's.
+        """
         level, tokens = Frontier(torch.zeros_like(roots)[:, None]), roots[:, None]
-        places, scores, size = torch.full_like(tokens, -1), torch.zeros(tokens.shape, device=roots.device), 0
-        found = []  # tokens, parents, scores and depths of each level
+        pools, among = [GrowingPool(topk, roots) for topk in topks], [slice(0, 1)] * len(topks)
+        ends = np.cumsum([0, *topks]).tolist()
         self.begin(roots, levels)
         for depth in range(levels):
-            guesses, own = self.children(level, tokens, topk)
-            children = self.named(guesses, depth).expand(-1, level.nodes, -1).flatten(1)
-            made = (scores[..., None] + own).flatten(1).masked_fill(children < 0, -torch.inf)  # (b, E k)
-            depths = rows.new_full((children.shape[1],), depth + 1)
-            found.append((children, places.repeat_interleave(topk, 1), made, depths))
-            best = made.sort(dim=1, descending=True, stable=True).indices[:, :topk]
-            level, tokens, scores = Frontier(best // topk, level), children[rows, best], made[rows, best]
-            places = size + best
-            size += children.shape[1]
-        parts = [torch.cat(part, -1) for part in zip(*found, strict=True)]
-        return Pool(*parts)
+            guesses, own = self.children(level, tokens, max(topks))
+            children = self.named(guesses, depth).expand(-1, level.nodes, -1)
+            own = own.expand_as(children)
+            grown = [pool.add(children[:, part], own[:, part]) for pool, part in zip(pools, among, strict=True)]
+            parents = [part.start + parent for part, (parent, _) in zip(among, grown, strict=True)]
+            level, tokens = Frontier(torch.cat(parents, 1), level), torch.cat([token for _, token in grown], 1)
+            among = [slice(*ends) for ends in pairwise(ends)]
+        return [pool.whole() for pool in pools]
 
     def read(self, answer: GivenText) -> None:
         """Take a whole text, so that `seek` can go to its states; rows that were there are forgotten."""
@@ -187,7 +215,7 @@ def _(tree: DynamicTree, drafter: Drafter, state: object, acceptance: Greedy, de
     if not isinstance(state, LevelDraft):
         raise InvalidInput(f"A dynamic tree needs a drafter with probabilities, but {drafter.kind} has none.")
     check_fits(drafter, tree.levels, tree.topk - 1)
-    return drafting_by(lambda roots: state.grow(tree.levels, tree.topk, roots), tree, acceptance)
+    return drafting_by(lambda roots: state.grow(tree.levels, [tree.topk], roots)[0], tree, acceptance)
 
 
 def drafting_by(grow: Callable[[Tensor], Pool], draft: Draft, acceptance: Greedy) -> Drafting:

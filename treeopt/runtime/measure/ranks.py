@@ -253,10 +253,9 @@ class PoolRecorder:
             states = range(begin, min(begin + self._rows, len(roots)))
             own, true = (part[states.start : states.stop].to(answer.hidden.device) for part in (roots, labels))
             if self.levels:
-                places = []
-                for topk in self.topks:
-                    draft.seek(states)
-                    places.append(true_places(draft.grow(self.levels, topk, own), true, self.levels))
+                draft.seek(states)
+                pools = draft.grow(self.levels, self.topks, own)
+                places = [true_places(pool, true, self.levels) for pool in pools]
                 found["pool_places"].append(torch.stack(places, 1).cpu())
             if depth:
                 draft.seek(states)
@@ -265,7 +264,7 @@ class PoolRecorder:
 
     def _sought(self, tokens: int) -> LevelDraft:
         """Rows with room for a text of so many tokens."""
-        capacity = tokens + 1 + max(self.levels - 1, 0) * max(self.topks, default=0)
+        capacity = tokens + 1 + max(self.levels - 1, 0) * sum(self.topks)
         if capacity > self._capacity:
             width = getattr(self.drafter, "width", 0) or self.drafter.model.width
             layers = 1 if not hasattr(self.drafter, "model") else self.drafter.model.num_layers
