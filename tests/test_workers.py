@@ -119,7 +119,7 @@ def test_a_session_that_is_loaded_here_and_rules_of_one_process_are_refused(here
     with pytest.raises(InvalidInput, match="pass its name"), pipeline.cluster_of(Workers(workers=1)) as cluster:
         pipeline.session_of(None, object(), cluster=cluster)
     options = ("--workers", 1, "--rule", "typical", "--run", tmp_path / "run")
-    assert "leave --engine out" in treeopt("calibrate", *options, code=1)
+    assert "leave --workers out" in treeopt("calibrate", *options, code=1)
 
 
 def test_an_open_port_passes_and_a_name_that_nobody_has_does_not():
