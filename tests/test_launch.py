@@ -283,9 +283,11 @@ def test_nothing_is_left_of_a_bench_that_is_killed(folder):
 
 @pytest.mark.long
 def test_nothing_is_left_after_20_kills_at_random_moments(folder):
+    """Every fourth may come before a server is up, however busy the machine is."""
     rng, numbers = random.Random(0), (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
     for i in range(20):
+        (folder / "seen").unlink(missing_ok=True)
         forks = "stubborn" if i % 5 == 0 else "mild"
         told = command("--accepted", "1", "--step-ms", 5, "--forks", forks, "--record", folder / "seen")
-        assert killed(folder, numbers[i % 3], rng.uniform(0.5, 6), asked(folder, told, *BENCH)) == ([], [])
-    assert (folder / "seen").read_text().count("\n") >= 10
+        words, serves = asked(folder, told, *BENCH), i % 4 > 0
+        assert killed(folder, numbers[i % 3], rng.uniform(0, 3), words, serves=serves) == ([], [])

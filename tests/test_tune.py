@@ -157,6 +157,16 @@ def test_what_was_watched_is_kept_where_it_is_interrupted(tmp_path, prompts, num
     assert len(Recording.load(tmp_path / "run" / "watched.json").looks) > 1
 
 
+def test_it_runs_where_a_loop_runs(run):
+    """As in a notebook."""
+
+    async def cell():
+        return tune(run, server.url, Watching(minutes=MINUTES))
+
+    with lying(Engine(SURVIVAL, 0.002)) as server:
+        assert anyio.run(cell).tokens_per_step == pytest.approx(2.5, rel=0.01)
+
+
 def test_clients_share_the_prompts(monkeypatch):
     """They were multiplied by the clients: 5 GB."""
 

@@ -72,7 +72,7 @@ def tune(run: RunDirectory, url: str, options: Watching) -> Tuned:
     InvalidInput for a server that does not answer as one.
     """
     recording, beside, unknown = _watched(run, url, options)
-    if not recording.has_counted:
+    if not any(recording.rises.values()):
         late = ["A request is counted when it ends: watch for longer."] if ENGINES[recording.engine].at_end else []
         nothing = f"{url} must serve while it is watched, but counted nothing: watch it under load, or `drive` it."
         raise InvalidInput(" ".join([nothing, *late, *unknown]))
@@ -235,7 +235,7 @@ def _plan(
 ) -> str | None:
     """Write the profile, the plan, the report and the engine's files; the command that starts it, where there is one."""
     length = calibration.meta["draft_length"]
-    drafts, drafted = (recording.rise(f"{name}_total") for name in COUNTERS[:2])
+    drafts, drafted = (recording.rises.get(f"{name}_total", 0.0) for name in COUNTERS[:2])
     # The last drafts of answers are shorter, where fewer tokens are left.
     are_full = 0 < NEARLY * calibration.num_heads * drafts <= drafted
     if calibration.meta["ends_are_misses"] or are_full:

@@ -39,6 +39,7 @@ MOST_BETWEEN_S = 30.0  # two looks that are counted for one load
 ALIKE = 0.1  # by which running requests may differ between two looks that count for one number of them
 PAGES = ("/metrics", "/prometheus/metrics")
 MOST_COUNTS = 1000  # that are needed of a page
+COUNTED = ("_total", "_sum", "_count")  # endings of names that only rise
 KIND = "watched"
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 STEP_MS = (0.05, 1e5)  # that a step may take
@@ -187,21 +188,17 @@ class Recording:
         self.looks.append(Look(time.time(), totals[names.running], tokens, steps, totals[names.seconds]))
 
     @property
-    def has_counted(self) -> bool:
-        before, after = (counts_of(text, self.engine, self.server) for text in (self.before, self.after))
-        return any(before.get(series, 0.0) != after[series] for series in after if _is_counted(series))
-
-    def rise(self, name: str) -> float:
-        """What the series of a name rose by, all together."""
+    def rises(self) -> Mapping[str, float]:
+        """By how much counters rose, all of a name together."""
         before, after = (_totals(counts_of(text, self.engine, self.server)) for text in (self.before, self.after))
-        return after[name] - before[name]
+        return {name: total - before[name] for name, total in after.items() if name.endswith(COUNTED)}
 
     @property
     def guesses(self) -> int:
         """Guesses of the longest draft, as far as counters tell."""
-        drafts, drafted = (self.rise(f"{name}_total") for name in COUNTERS[:2])
+        drafts, drafted = (self.rises.get(f"{name}_total", 0.0) for name in COUNTERS[:2])
         if not drafts:
-            return MOST_DEPTH if self.rise("spec_verify_calls_total") else 0
+            return MOST_DEPTH if self.rises.get("spec_verify_calls_total") else 0
         reached = {
             dict(labels).get("position")
             for (name, labels), count in counts_of(self.after, self.engine, self.server).items()
@@ -252,16 +249,10 @@ def _totals(counts: Mapping[Series, float]) -> Mapping[str, float]:
     return totals
 
 
-def _is_counted(series: Series) -> bool:
-    return series[0].endswith(("_total", "_sum", "_count"))
-
-
 def _has_restarted(old: Mapping[Series, float], new: Mapping[Series, float]) -> bool:
-    counted = filter(_is_counted, old)
+    fell = any(new.get(series, -1.0) < old[series] for series in old if series[0].endswith(COUNTED))
     created = [series for series in old.keys() & new.keys() if series[0].endswith("_created")]
-    return any(new.get(series, -1.0) < old[series] for series in counted) or any(
-        new[series] != old[series] for series in created
-    )
+    return fell or any(new[series] != old[series] for series in created)
 
 
 def _believed(block: Floats, guesses: int, running: int) -> Floats | None:
