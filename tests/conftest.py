@@ -32,7 +32,7 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.medusa import MedusaHeads
-from treeopt.runtime.prompts.chat import ChatFormat
+from treeopt.runtime.prompts.encoder import Encoder
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
 from treeopt.runtime.stepper import Stepper
 from treeopt.runtime.target import Target
@@ -192,16 +192,14 @@ def first_layers(target: Target, layers: int = 2) -> DraftModel:
 class Letters:
     """A tokenizer of one token per character."""
 
-    eos_token_id = 3
-
-    def __call__(self, text, add_special_tokens=True):
-        return {"input_ids": [6 + ord(letter) % (VOCABULARY - 6) for letter in text]}
+    def encode(self, text, add_special_tokens=True):
+        return [6 + ord(letter) % (VOCABULARY - 6) for letter in text]
 
 
 def asked(prompts) -> PromptSet:
     """Conversations of one turn with these tokens, as a file would give them."""
     conversations = tuple(Conversation(tuple(p), (("user", ""),), row=i) for i, p in enumerate(prompts, 1))
-    return PromptSet(conversations, "tokens", "0" * 64, ChatFormat(Letters(), frozenset({3, 5}), VOCABULARY, None))
+    return PromptSet(conversations, "tokens", "0" * 64, Encoder(Letters(), (3, 5), VOCABULARY))
 
 
 @pytest.fixture

@@ -29,14 +29,14 @@ TURNS = [["abc", "de"], ["x"], ["pq", "r", "stu"], ["longer", "k"]]
 def conversations(turns=TURNS, answers=(), groups="aabb"):
     """Conversations of several turns in the alphabet of the tiny tokenizer."""
     plain = asked([])
-    firsts = [plain.chat.first_prompt([("user", turn) for turn in t]) for t in turns]
+    firsts = [plain.encoder.first_prompt([("user", turn) for turn in t]) for t in turns]
     made = [
         Conversation(first, tuple(("user", turn) for turn in t), tuple(a), g, row)
         for row, (first, t, a, g) in enumerate(
             zip(firsts, turns, answers or [()] * len(turns), groups, strict=False), 1
         )
     ]
-    return PromptSet(tuple(made), plain.name, plain.fingerprint, plain.chat)
+    return PromptSet(tuple(made), plain.name, plain.fingerprint, plain.encoder)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
@@ -53,7 +53,7 @@ def test_turns_are_answered_after_the_answers_before_them(target, heads, batch_s
             if turn:
                 said = answers[s - 1][:-1] if answers[s - 1][-1] in target.eos_ids else answers[s - 1]
                 text = "\n\n" + conversation.turns[turn]
-                tokens += said + prompts.chat.tokenizer(text)["input_ids"]
+                tokens += said + list(prompts.encoder.encode(text))
             (row,) = decode(target, None, [tokens], batch_size=1, stop=stop)
             assert row.tokens == answers[s]
             assert turn_prompts(prompts, trace)[s].text == tuple(tokens)
@@ -80,7 +80,7 @@ def test_reading_the_targets_own_answers_gives_the_trace_of_writing_them(target,
             return said[conversation.row][turn]
 
     said = {c.row: [tuple(next(answers)) for _ in range(c.num_turns)] for c in prompts.conversations}
-    again = Given(prompts.conversations, "", "", prompts.chat)
+    again = Given(prompts.conversations, "", "", prompts.encoder)
     read = collect_trace(Setup(target, heads, stop), again, batch_size=batch_size, given=True)
     for name in ("ranks", "starts", "tokens", "end", "cluster", "group", "prompt_tokens"):
         np.testing.assert_array_equal(getattr(read, name), getattr(written, name))

@@ -28,7 +28,7 @@ from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.runtime.checkpoints.files import find_checkpoint
-from treeopt.runtime.prompts import files as prompt_files
+from treeopt.runtime.prompts.rows import read_rows
 from treeopt.runtime.target import load_target
 from treeopt.trees.published import published_tree
 from treeopt.trees.tree import Tree
@@ -255,12 +255,12 @@ def test_a_path_is_never_asked_of_a_hub(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.load_dataset", asked)
     (tmp_path / "models").mkdir()
     for name in PATHS:
-        for option, load in (("model", load_target), ("drafter", find_checkpoint), ("prompts", prompt_files.read_rows)):
+        for option, load in (("model", load_target), ("drafter", find_checkpoint), ("prompts", read_rows)):
             with pytest.raises(InvalidInput, match=f"^{option} must be a f.* does not exist") as error:
                 load(name)
             assert f"but {os.path.abspath(os.path.expanduser(name))} does" in str(error.value)
     for name in ("x", "owner/name"):
-        for load in (load_target, find_checkpoint, prompt_files.read_rows):
+        for load in (load_target, find_checkpoint, read_rows):
             with pytest.raises((AssertionError, InvalidInput), match=r"asked|huggingface"):
                 load(name)
 

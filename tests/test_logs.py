@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenizers.pre_tokenizers import ByteLevel
 
 import treeopt
 from treeopt.errors import InvalidInput
-from treeopt.pipeline.logs import BLOCK, read_requests
+from treeopt.pipeline.logs import BLOCK, requests_of
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
-from treeopt.runtime.prompts import logged
-from treeopt.runtime.prompts.tokenizer import Tokenizer
+from treeopt.runtime.prompts import requests
+from treeopt.runtime.prompts.encoder import Encoder
 from treeopt.runtime.waiting import RUNS_MODELS
 
 from .conftest import examples, invoke
@@ -55,7 +56,9 @@ def write(folder: Path, rows, name="logs.jsonl") -> Path:
 
 
 def read(folder: Path, rows, tokenizer: Path | None = None, **options) -> RequestLog:
-    return read_requests(write(folder, rows), Tokenizer(tokenizer) if tokenizer else None, **options)
+    return requests_of(
+        write(folder, rows), Encoder.of_folder(tokenizer) if tokenizer else None, treeopt.Prompts(**options)
+    )
 
 
 def texts(log: RequestLog) -> list[tuple[str, str]]:
@@ -152,7 +155,7 @@ def test_a_raw_text_gets_the_tokenizers_bos_and_a_template_writes_its_own(folder
     row = {"request": {"prompt": "def f"}, "response": {"choices": [{"text": "(x):"}]}}
     assert texts(read(tmp_path, [row], folders["plain"])) == [("<s>def f", "(x):</s>")]
     assert texts(read(tmp_path, [{"messages": [USER, REPLY]}], folders["plain"])) == [
-        ("<s>Über 2?\n\n", "Four & <more>.</s>")
+        ("<s>Über 2?", "Four & <more>.</s>")
     ]
     assert texts(read(tmp_path, [{"messages": [USER, REPLY]}], folders["brackets"])) == [
         ("<s>[INST] Über 2? [/INST]", " Four & <more>. </s>")
@@ -231,12 +234,26 @@ def test_templates_are_written_as_transformers_writes_them(folders, said, with_t
     if name == "tools":
         messages[1]["tool_calls"] = [{"function": {"name": "x", "arguments": {"t": said[0]}}}]
     tools = [{"type": "function", "function": {"name": "é"}}] if with_tools else None
-    ours = Tokenizer(folders[name])
+    ours = Encoder.of_folder(folders[name])
     for finished in (False, True):
         expected = theirs.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=not finished)
         assert ours.write(messages, {"tools": tools}, finished=finished) == expected
-        assert ours.encode(expected) == theirs(expected, add_special_tokens=False)["input_ids"]
-        assert ours.encode(said[0], bos=True) == theirs(said[0])["input_ids"]
+        assert list(ours.encode(expected)) == theirs(expected, add_special_tokens=False)["input_ids"]
+        assert list(ours.encode(said[0], bos=True)) == theirs(said[0])["input_ids"]
+
+
+def test_a_folder_without_a_tokenizer_json_is_made_one_by_transformers(folders, tmp_path):
+    """As the folders of Vicuna and of Medusa's own models are, which have SentencePiece's file alone."""
+    vocabulary = {token: i for i, token in enumerate(["<|endoftext|>", *sorted(ByteLevel.alphabet())])}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>", "chat_template": CHATML})
+    )
+    made = Encoder.of_folder(tmp_path)
+    assert (made.size, made.eos_ids) == (257, (0,))
+    assert made.encode("ab") == (vocabulary["a"], vocabulary["b"])
+    assert made.write([USER]).startswith("<|im_start|>user")
 
 
 IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=40)
@@ -282,7 +299,7 @@ DAMAGE = {
     '{"prompt": "", "response": "y"}': "prompt is blank",
     '{"prompt": "x", "response": " "}': "it has no answer, or an empty one",
     '{"prompt": "x", "choices": []}': "choices must be objects, one at least",
-    '{"prompt": "x", "choices": ["y"]}': "choices must be objects, one at least, but is a text",
+    '{"prompt": "x", "choices": ["y"]}': "choices must be objects, one at least",
     '{"prompt": {"a": 1}, "response": "y"}': "prompt must be a text or a list, but is an object",
     '{"prompt": "x\\u0000", "response": "y"}': "prompt has a NUL character",
     '{"prompt": "x", "response": "\\ud800"}': "response has half a character in it",
@@ -299,7 +316,7 @@ DAMAGE = {
     '{"prompt_token_ids": "x", "token_ids": [1]}': "prompt_token_ids must be a list of token ids, but is a text",
     '{"prompt_token_ids": [1], "token_ids": []}': "it has no answer, or an empty one",
     '{"prompt_token_ids": [], "token_ids": [1]}': "it has no prompt",
-    '{"prompt_token_ids": [300], "token_ids": [1]}': "its token 300 is beyond the tokenizer's 260",
+    '{"prompt_token_ids": [300], "token_ids": [1]}': "its token 300 is beyond the vocabulary of 260",
     '{"prompt_token_ids": [1], "token_ids": [1], "start_time": "noon"}': "start_time must be a time, but is 'noon'",
     '{"prompt_token_ids": [1], "token_ids": [1], "start_time": NaN}': "start_time must be a finite number, but is nan",
     '{"prompt_token_ids": [1], "token_ids": [1], "timestamp": [1]}': "timestamp must be a finite number, but is [1]",
@@ -319,7 +336,7 @@ def test_a_damaged_row_is_one_sentence_with_its_line_and_the_others_are_kept(fol
     assert log.meta["notes"][0] == f"1 row of 3 left out, the first at line 2: {skipped['reason']}."
 
 
-NAMES = [*logged.WITHIN, *logged.CHOICES, *logged.PROMPTS, *logged.ANSWERS[2:], "prompt_token_ids", "token_ids", "tools", "role",
+NAMES = [*requests.WITHIN, *requests.CHOICES, *requests.PROMPTS, *requests.ANSWERS[2:], "prompt_token_ids", "token_ids", "tools", "role",
          "tool_calls", "function", "arguments", "content", "max_tokens", "begin_s", "end_s", "latency_ms", "session_id",
          "finish_reason", "chat_template_kwargs", "self", "finished", "type", "kind"]  # fmt: skip
 VALUES = st.recursive(
@@ -358,7 +375,7 @@ def test_a_log_without_any_request_says_why(tmp_path):
         read(tmp_path, [{"a": 1}, "{"])
     with pytest.raises(InvalidInput, match=r"none of the 0 rows in logs.jsonl is one \(it is empty\)"):
         read(tmp_path, [])
-    with pytest.raises(InvalidInput, match=r"line 1: it has text, of which tokenizer makes tokens"):
+    with pytest.raises(InvalidInput, match=r"line 1: it has text, which tokenizer makes tokens of"):
         read(tmp_path, [{"prompt": "a", "response": "b"}])
 
 
@@ -368,7 +385,7 @@ def test_a_table_is_read_as_well(tmp_path):
         '"[1, 2]",[3],2026-01-01T00:00:01Z,9',
         '"[4]",[5],2026-01-01,',
     ]
-    log = read_requests(write(tmp_path, lines, "logs.csv"))
+    log = requests_of(write(tmp_path, lines, "logs.csv"), None, treeopt.Prompts())
     assert [(one.prompt, one.answer, one.limit) for one in log.requests()] == [([4], [5], None), ([1, 2], [3], 9)]
 
 
@@ -378,7 +395,7 @@ def test_a_table_is_read_as_well(tmp_path):
      "2026-01-01T00:00:00Z", "2026-01-01 01:00:00+01:00", "2026-01-01T00:00:00.000000"],
 )  # fmt: skip
 def test_times_are_read_in_every_usual_form(said):
-    (request,) = logged.read_logged(GOOD | {"created_at": said})
+    (request,) = requests.requests_in(GOOD | {"created_at": said})
     assert request.begin_s == 1767225600
 
 
@@ -502,8 +519,8 @@ def tiny_calibration():
     ("options", "said"),
     [
         ({"log": "nowhere.jsonl"}, "nowhere.jsonl is none"),
-        ({"log": __file__}, "log must end in .jsonl"),
-        ({"tokenizer": Path(__file__).parent}, "tokenizer must be a folder with tokenizer.json"),
+        ({"log": __file__}, "must end in .jsonl"),
+        ({"tokenizer": Path(__file__).parent}, "tokenizer must be a folder with a tokenizer.json"),
         ({"columns": treeopt.Prompts(group_by="kinds")}, "group_by must be a column of logs.jsonl: .* but got kinds"),
     ],
 )
@@ -515,7 +532,7 @@ def test_what_does_not_go_with_logs_is_refused(tmp_path, options, said):
 @pytest.mark.parametrize(
     ("file", "text", "said"),
     [
-        ("tokenizer.json", "{}", "must have a file of the package tokenizers"),
+        ("tokenizer.json", "{}", "must be a folder with a tokenizer.json, .* that transformers makes one of, but .*: "),
         ("tokenizer_config.json", "[]", "must hold a JSON object"),
         ("chat_template.jinja", "{% for %}", "chat template cannot be read: .*Leave it out with chat_template=False"),
     ],
@@ -525,7 +542,7 @@ def test_a_damaged_tokenizer_is_one_sentence(folders, tmp_path, file, text, said
         (tmp_path / source.name).write_bytes(source.read_bytes())
     (tmp_path / file).write_text(text)
     with pytest.raises(InvalidInput, match=said):
-        Tokenizer(tmp_path)
+        Encoder.of_folder(tmp_path)
 
 
 @pytest.mark.slow
@@ -536,6 +553,6 @@ def test_a_million_rows_take_bounded_memory(tmp_path):
                 f'{{"prompt_token_ids": [{i}, 2, 3, 4], "token_ids": [5, {i}], "session_id": {i // 3}, "begin_s": {i}}}\n'
             )
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    log = read_requests(tmp_path / "logs.jsonl")
+    log = requests_of(tmp_path / "logs.jsonl", None, treeopt.Prompts())
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < 600  # MiB
     assert (log.num_sequences, log.num_conversations, len(log.tokens)) == (10**6, math.ceil(10**6 / 3), 6 * 10**6)

@@ -47,7 +47,6 @@ def test_one_prompt_per_line_of_a_text_file(tmp_path):
         {"data": [{"prompt": "a"}, {"prompt": "b"}], "version": 1},
         {"prompts": ["a", "b"]},
         {"prompt": ["a", "b"], "id": [1, 2]},
-        {"prompt": {"0": "a", "1": "b"}},
     ],
 )
 def test_a_json_document_may_be_rows_or_columns(tmp_path, document):
@@ -120,10 +119,10 @@ def test_datasets_in_folders_and_on_the_hub(tmp_path, monkeypatch):
         ("p.json", b'{"prompt": ["a"], "id": [1, 2]}', {}, "columns have different lengths"),
         ("p.csv", b'prompt\n"a', {}, "it is not CSV"),
         ("p.csv", b"prompt,prompt\na,b\n", {}, "name every column once"),
-        ("p.csv", b"prompt\na,b\n", {}, "row 1: it has 2 fields, but the header 1"),
+        ("p.csv", b"prompt\na,b\n", {}, "row 1: it has more or fewer fields than the header"),
         ("p.parquet", b"PAR1", {}, "it is not a whole .parquet file"),
         ("p.jsonl.gz", b"\x1f\x8b", {}, "it is not a whole gzip file"),
-        ("p.txt", "\ufeffa".encode("utf-16-le"), {}, "it is in UTF-16"),
+        ("p.txt", "\ufeffa".encode("utf-16-le"), {}, "row 1: it is not UTF-8"),
         ("p.doc", b"a", {}, "must end in .jsonl, .json, .csv"),
         ("p.jsonl", b'{"own": "a", "b": 1}', {}, "but p.jsonl has own, b: name one with column"),
         ("p.jsonl", b'{"own": "a"}', {"column": "b"}, "column must be a column of p.jsonl: own, but got b"),
@@ -148,8 +147,8 @@ def test_a_wrong_source_is_one_sentence(tmp_path, name, data, options, words):
 def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch, kind, limit):
     path = write(tmp_path / f"p.{kind}", [{"prompt": "a" * 400}, {"prompt": "b"}])
     load_prompts(PLAIN, str(path))
-    monkeypatch.setattr("treeopt.runtime.prompts.files.SMALL_BYTES", 1)
-    monkeypatch.setattr(f"treeopt.runtime.prompts.files.{limit}", 0.1 if limit == "MOST_RATIO" else 1)
+    monkeypatch.setattr("treeopt.runtime.prompts.rows.SMALL_BYTES", 1)
+    monkeypatch.setattr(f"treeopt.runtime.prompts.rows.{limit}", 0.1 if limit == "MOST_RATIO" else 1)
     with pytest.raises(InvalidInput, match="more than"):
         load_prompts(PLAIN, str(path))
 

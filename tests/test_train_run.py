@@ -294,7 +294,7 @@ def seeds(n=5, turns=1) -> PromptSet:
         Conversation(tuple(rng.integers(6, 37, 4).tolist()), tuple(("user", f"turn {t}") for t in range(turns)), row=i)
         for i in range(n)
     ]
-    return PromptSet(tuple(made), "seeds", "0" * 64, plain.chat)
+    return PromptSet(tuple(made), "seeds", "0" * 64, plain.encoder)
 
 
 def test_own_answers_are_what_plain_decoding_writes_turn_by_turn(tmp_path):
@@ -334,13 +334,13 @@ def test_answers_are_written_once_for_the_same_question(tmp_path, monkeypatch):
 
 def test_given_answers_are_cut_where_they_loop():
     target, plain = small_target(), asked([])
-    first = plain.chat.first_prompt([("user", "ab")])
+    first = plain.encoder.first_prompt([("user", "ab")])
     conversation = Conversation(first, (("user", "ab"), ("user", "c")), ("xyz" * 5, "q"), row=1)
-    prompts = PromptSet((conversation,), "", "", plain.chat)
+    prompts = PromptSet((conversation,), "", "", plain.encoder)
     one, two = given_texts(target, prompts, asking(limit=40))
-    letters = plain.chat.tokenizer
-    assert one.tokens.tolist() == [*first, *letters("xyz" * 3)["input_ids"]]
-    assert two.tokens.tolist() == [*first, *letters("xyz" * 5 + "\n\nc" + "q")["input_ids"], 3]
+    letters = plain.encoder.encode
+    assert one.tokens.tolist() == [*first, *letters("xyz" * 3)]
+    assert two.tokens.tolist() == [*first, *letters("xyz" * 5 + "\n\nc" + "q"), 3]
 
 
 # The command

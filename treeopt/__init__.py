@@ -154,7 +154,7 @@ def requests(
     """
     from treeopt import pipeline
 
-    return pipeline.calibrate_from_logs(_opened(run), log, tokenizer, columns or Prompts(), overwrite=overwrite)
+    return pipeline.read_requests(_opened(run), log, tokenizer, columns or Prompts(), overwrite=overwrite)
 
 
 def profile(

@@ -1,6 +1,6 @@
 """How much of a file is read: bounds of texts, JSON, YAML and archives.
 
-docs/formats.md lists the bounds. Those of prompts are in `treeopt.runtime.prompts.files`, those of trees in
+docs/formats.md lists the bounds. Those of prompts are in `treeopt.runtime.prompts.rows`, those of trees in
 `treeopt.trees.tree`.
 """
 

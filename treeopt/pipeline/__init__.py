@@ -15,7 +15,7 @@ from treeopt.pipeline.calibrate import calibrate, calibrate_run
 from treeopt.pipeline.compare import compare
 from treeopt.pipeline.export import convert, export, export_all
 from treeopt.pipeline.importing import import_file, merge_runs
-from treeopt.pipeline.logs import calibrate_from_logs
+from treeopt.pipeline.logs import read_requests
 from treeopt.pipeline.profile.timed import profile
 from treeopt.pipeline.profile.untimed import profile_analytical, profile_from_file
 from treeopt.pipeline.proof import bench_run

@@ -41,7 +41,7 @@ from treeopt.records.rules import rule_of
 from treeopt.records.rundir import LAUNCHED, RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import progress
-from treeopt.runtime.prompts.chat import BLANK_LINE, dialogue
+from treeopt.runtime.prompts.encoder import dialogue, plain_text
 from treeopt.serving.launch import Launcher
 from treeopt.serving.served import Served
 from treeopt.text.rules import MANY
@@ -253,6 +253,4 @@ def conversations_of(source: Source) -> list[Conversation]:
 def asked_of(conversations: Iterable[Conversation], prompts: Prompts) -> list[Any]:
     """The first prompt of each as messages, or as a text where the server is to put no template around it."""
     firsts = [dialogue(conversation.messages, ()) for conversation in conversations]
-    if prompts.chat_template:
-        return [[{"role": role, "content": text} for role, text in first] for first in firsts]
-    return [BLANK_LINE.join(text for _, text in first) for first in firsts]
+    return [first if prompts.chat_template else plain_text(first) for first in firsts]

@@ -1,4 +1,4 @@
-"""Calibrate from logs: what was asked and answered becomes token ids, requests.npz, without a model or torch.
+"""Requests of a log: what was asked and answered becomes token ids, requests.npz, without a model or torch.
 
 It is all that drafters need which only copy text. Requests stand in the order in which they were asked, where times say it.
 Those of one conversation are known by a column that names it, or else by how they begin:
@@ -9,6 +9,7 @@ texts     the first blocks of 16 tokens are those of an earlier request and its 
 from __future__ import annotations
 
 import json
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,21 +27,23 @@ from treeopt.files.storage import sha256_of
 from treeopt.growth.contexts import context_name
 from treeopt.records.options import Prompts
 from treeopt.records.origins import Origin, Provenance, check_same_origin
-from treeopt.records.requestlog import RequestLog
+from treeopt.records.requestlog import Request, RequestLog
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import progress
 from treeopt.report.wording import count
-from treeopt.runtime.prompts.asked import read_group
-from treeopt.runtime.prompts.encoded import Encoder, Tokens
-from treeopt.runtime.prompts.files import read_rows
-from treeopt.runtime.prompts.logged import LoggedRequest, Message, read_logged
+from treeopt.runtime.prompts.encoder import FILES, Encoder, encode_request
+from treeopt.runtime.prompts.messages import Message, read_group
+from treeopt.runtime.prompts.requests import LoggedRequest, requests_in
+from treeopt.runtime.prompts.rows import Record, read_rows
 from treeopt.runtime.prompts.sets import MOST_GROUPS
-from treeopt.runtime.prompts.tokenizer import FILES, Tokenizer
 
 HEEDED = ("column", "group_by", "responses", "chat_template")
 BLOCK = 16  # tokens
 CONTEXT = "context"  # what requests are grouped by that is no column
 MOST_TOKENS = 5 * 10**8  # of what is read again of a file of arrays
+
+# Hashes of how a request begins, and of how later ones of its conversation may begin.
+Chain = tuple[list[int], list[int]]
 
 # What is said where something was counted: its noun and the sentence.
 NOTES = {
@@ -55,23 +58,33 @@ NOTES = {
 }  # fmt: skip
 
 
-def calibrate_from_logs(
-    run: RunDirectory, file: str | Path, tokenizer: str | Path | None, prompts: Prompts, *, overwrite: bool = False
+class Answered(NamedTuple):
+    """A request as tokens, and what tells its place among the others; ``begin_s`` is NaN where the log has no time."""
+
+    tokens: Request
+    group: str
+    begin_s: float
+    chain: Chain
+
+
+def read_requests(
+    run: RunDirectory, log: str | Path, tokenizer: str | Path | None, columns: Prompts, *, overwrite: bool = False
 ) -> RequestLog:
     """The requests of a log, kept as those of the run.
 
-    tokenizer : folder with the model's tokenizer.json, for logs that have texts
-    prompts   : the columns of the log
+    tokenizer : folder with the model's tokenizer, for logs that have texts
+    columns   : `HEEDED` of them: where prompts, answers and groups stand, and whether a chat template writes messages
+    overwrite : replace another record of the run, which is kept otherwise
     """
-    file, folder = Path(located(str(file))), Path(located(str(tokenizer))) if tokenizer else None
+    file, folder = Path(located(str(log))), Path(located(str(tokenizer))) if tokenizer else None
     if not file.is_file():
         raise InvalidInput(f"A log must be a file of requests and their answers, but {file} is none.")
-    options = {name: getattr(prompts, name) for name in HEEDED}
+    options = {name: getattr(columns, name) for name in HEEDED}
     files = [folder / name for name in FILES if (folder / name).is_file()] if folder else []
     made = {
         "source": {"log": str(file), "tokenizer": str(folder) if folder else None, **options},
         "log_sha256": sha256_of(file),
-        "tokenizer": {one.name: sha256_of(one) for one in files} or None,
+        "tokenizer": {part.name: sha256_of(part) for part in files} or None,
     }
     if not overwrite:
         run.check_free("a log", [file for file in run.accuracies() if file != run.requests])
@@ -79,128 +92,112 @@ def calibrate_from_logs(
         meta = run.read_requests().meta
         there = Origin(settings={key: meta.get(key) for key in made})
         check_same_origin(there, Origin(settings=made), f"{run.requests} (there) and the log (here)", run.remedy)
-    chat_template = options.pop("chat_template") is not False
-    log = read_requests(file, Tokenizer(folder, chat_template=chat_template) if folder else None, **options)
+    encoder = Encoder.of_folder(folder, chat_template=columns.chat_template is not False) if folder else None
+    requests = requests_of(file, encoder, columns)
     origin = replace(Provenance.here(), dataset=file.name, dataset_fingerprint=str(made["log_sha256"]))
-    log.meta.update(made, provenance=origin.record)
+    requests.meta.update(made, provenance=origin.record)
     with run.writing():
-        run.replace_requests(log)
-    note(*log.meta["notes"])
-    return log
+        run.replace_requests(requests)
+    note(*requests.meta["notes"])
+    return requests
 
 
-def read_requests(
-    file: Path,
-    tokenizer: Tokenizer | None = None,
-    *,
-    column: str | None = None,
-    responses: str | None = None,
-    group_by: str | None = None,
-) -> RequestLog:
+def requests_of(file: Path, encoder: Encoder | None, columns: Prompts) -> RequestLog:
     """The requests of a log's rows; rows that give none are named in meta["skipped"]. InvalidInput where no row does.
 
-    column, responses : where prompt and answer stand; None: under a name that is known
-    group_by          : column whose values name the groups; context, where there is none so called: the length of a request in
-                        the middle of its answer, by powers of two
+    columns : column and responses say where prompt and answer stand; without, under a name that is known. group_by is a column
+              whose values name the groups; or context, where there is none so called: the length of a request in the middle of
+              its answer, by powers of two
     """
-    rows, encode, found, tokens = read_rows(str(file), option="log"), Encoder(tokenizer), list[Row](), 0
-    groups = dict[str, int]()
+    group_by = columns.group_by
+    rows, doubts, answered, groups, tokens = read_rows(str(file)), Counter[str](), list[Answered](), dict[str, int](), 0
 
-    def read(row: Mapping[str, Any]) -> tuple[list[tuple[LoggedRequest, Tokens, Tokens]], list[str]]:
-        made = [(one, *encode(one)) for one in read_logged(row, column, responses)]
-        if group_by != CONTEXT or CONTEXT in row:
-            return made, [read_group(row, group_by)] * len(made)
-        return made, [context_name(len(prompt) + len(answer) // 2) for _, prompt, answer in made]
+    def read(row: Record) -> list[Answered]:
+        is_context = group_by == CONTEXT and CONTEXT not in row
+        name, found = "" if is_context else read_group(row, group_by), []
+        for request in requests_in(row, columns.column, columns.responses):
+            prompt, answer = (array("i", ids) for ids in encode_request(request, encoder, doubts))
+            group = context_name(len(prompt) + len(answer) // 2) if is_context else name
+            limit = request.limit and max(request.limit, len(answer))  # tokenised again, an answer may be longer
+            chain = chain_of(request, prompt, answer)
+            found.append(Answered(Request(prompt, answer, limit), group, request.begin_s, chain))
+        return found
 
     with progress("Reading", None):
-        for _, (made, names) in rows.each(read):
+        for _, found in rows.each(read):
+            for request in found:
+                answered.append(request)
+                groups.setdefault(request.group, len(groups))
+                tokens += len(request.tokens.prompt) + len(request.tokens.answer)
             if len(groups) > MOST_GROUPS:
                 raise InvalidInput(f"`group_by` may have {MOST_GROUPS} different values, but {group_by} has more.")
-            for (one, prompt, answer), name in zip(made, names, strict=True):
-                limit = one.limit and max(one.limit, len(answer))  # tokenised again, an answer may be longer
-                begun, keys = hashes(one, prompt, answer)
-                tokens += len(prompt) + len(answer)
-                ids = np.array([*prompt, *answer], np.int32)
-                group = groups.setdefault(name, len(groups))
-                found.append(Row(ids, len(prompt), group, limit, one.begin_s, begun, keys))
             if tokens > MOST_TOKENS:
                 raise InvalidInput(f"A log may have {MOST_TOKENS:,} tokens, but has more: keep a part of it.")
     rows.check_columns({"`group_by`": None if group_by == CONTEXT else group_by})
-    if not groups:
+    if not answered:
         raise InvalidInput(
             f"A log must hold at least one answered request, but none of the {count(rows.n_skipped, 'row')} in "
             f"{rows.name} is one ({rows.reasons('line')})."
         )
-    log = log_of(found, list(groups))
+    log = in_order(answered, groups)
     counted = {"rows": rows.n_read, "skipped": rows.n_skipped}
-    log.meta.update(skipped=[vars(row) for row in rows.skipped], counted=counted, retokenised=dict(encode.counted))
-    log.meta["notes"] = notes(log)
+    log.meta.update(skipped=[vars(row) for row in rows.skipped], counted=counted, retokenised=dict(doubts))
+    log.meta["notes"] = notes(log.meta)
     return log
 
 
-def notes(log: RequestLog) -> list[str]:
-    """Sentences on what was left out of a log, and what its tokens leave in doubt."""
-    n = Counter({**log.meta["counted"], **log.meta["retokenised"]})
-    first = next(iter(log.meta["skipped"]), {"row": 0, "reason": ""})
-    n["late"] = log.meta["late"]
-    told = {"first": f"{first['row']}: {first['reason']}", "rows": n["rows"]}
-    return [said.format(count(n[name], noun), **told) for name, (noun, said) in NOTES.items() if n[name]]
-
-
-class Row(NamedTuple):
-    """A request, its tokens with the prompt's first, as in `RequestLog`.
-
-    begun, keys : hashes of how it begins, and two of how later requests of its conversation may begin
-    """
-
-    tokens: NDArray[np.int32]
-    prompt_tokens: int
-    group: int
-    limit: int
-    begin_s: float
-    begun: list[int]
-    keys: tuple[int, int]
-
-
-def log_of(rows: Sequence[Row], group_names: Sequence[str]) -> RequestLog:
-    """The record of some requests, in the order in which they were asked."""
-    begins = np.array([row.begin_s for row in rows])
+def in_order(answered: Sequence[Answered], groups: Mapping[str, int]) -> RequestLog:
+    """The record of some requests, in the order in which they were asked; groups have numbers."""
+    begins = np.array([request.begin_s for request in answered])
     is_timed = bool(np.isfinite(begins).all())
-    order = np.argsort(begins, kind="stable") if is_timed else np.arange(len(rows))
+    order = np.argsort(begins, kind="stable") if is_timed else np.arange(len(answered))
     late = int((np.maximum.accumulate(order) > order).sum())
-    meta = {"group_names": list(group_names), "order": "begin_s" if is_timed else "file", "late": late}
-    asked = [rows[r] for r in order.tolist()]
-    starts = np.cumsum([0, *(len(row.tokens) for row in asked)])
-    tokens = np.concatenate([row.tokens for row in asked])
-    columns = {name: np.array([getattr(row, name) for row in asked]) for name in ("prompt_tokens", "group", "limit")}
-    return RequestLog(tokens, starts, **columns, cluster=conversations_of(asked), meta=meta)
+    asked = [answered[r] for r in order.tolist()]
+    return replace(
+        RequestLog.of(request.tokens for request in asked),
+        group=np.array([groups[request.group] for request in asked]),
+        cluster=conversations_of([request.chain for request in asked]),
+        meta={"group_names": list(groups), "order": "begin_s" if is_timed else "file", "late": late},
+    )
 
 
-def conversations_of(rows: Sequence[Row]) -> NDArray[np.int32]:
-    """The number of each request's conversation."""
-    known, found, new = dict[int, int](), list[int](), 0
-    for row in rows:
-        found.append(next((known[one] for one in reversed(row.begun) if one in known), new))
-        new += found[-1] == new
-        known.update((key, found[-1]) for key in row.keys if key)
-    return np.array(found, np.int32)
+def notes(meta: Mapping[str, Any]) -> list[str]:
+    """Sentences on what was left out of a log, and what its tokens leave in doubt."""
+    counts = Counter({**meta["counted"], **meta["retokenised"], "late": meta["late"]})
+    first = next((f"{row['row']}: {row['reason']}" for row in meta["skipped"]), "")
+    return [
+        sentence.format(count(counts[name], noun), first=first, rows=counts["rows"])
+        for name, (noun, sentence) in NOTES.items()
+        if counts[name]
+    ]
 
 
-def hashes(one: LoggedRequest, prompt: Tokens, answer: Tokens) -> tuple[list[int], tuple[int, int]]:
-    """Hashes of how a request begins, and two of how later ones of its conversation do: as it was asked, and with its answer."""
-    if one.conversation is not None:
-        name = hash((one.conversation,))
-        return [name], (name, 0)
-    if one.messages and not one.text:
-        said = map(_identity, (*one.messages, *([one.answer] if one.answer else [])))
-        chain = list(accumulate(said, lambda before, message: hash((before, message)), initial=0))
-        asked = len(one.messages)
-        return chain[1:asked], (chain[asked], chain[-1])
+def conversations_of(chains: Sequence[Chain]) -> NDArray[np.int32]:
+    """(R,) the number of each request's conversation, of requests in order."""
+    by_key, numbers, new = dict[int, int](), list[int](), 0
+    for beginnings, keys in chains:
+        number = next((by_key[beginning] for beginning in reversed(beginnings) if beginning in by_key), new)
+        numbers.append(number)
+        new += number == new
+        by_key.update(dict.fromkeys(keys, number))
+    return np.array(numbers, np.int32)
+
+
+def chain_of(request: LoggedRequest, prompt: Sequence[int], answer: Sequence[int]) -> Chain:
+    """Hashes of how a request begins, and of how later ones of its conversation do: as it was asked, and with its answer."""
+    if request.conversation is not None:
+        name = hash((request.conversation,))
+        return [name], [name]
+    if request.messages and not request.text:
+        spoken = map(_identity, (*request.messages, *([request.answer] if request.answer else [])))
+        chain = list(accumulate(spoken, lambda before, message: hash((before, message)), initial=0))
+        asked = len(request.messages)
+        return chain[1:asked], [chain[asked], chain[-1]]
     whole = [*prompt, *answer]
     blocks = (tuple(whole[at : at + BLOCK]) for at in range(0, len(whole) - BLOCK + 1, BLOCK))
     chain = list(accumulate(blocks, lambda before, block: hash((before, block)), initial=0))
     is_known = BLOCK * (len(chain) - 1) > len(prompt)  # a block has some of the answer
-    return chain[1 : len(prompt) // BLOCK + 1], (chain[-1] if is_known else 0, 0)
+    return chain[1 : len(prompt) // BLOCK + 1], chain[-1:] if is_known else []
 
 
 def _identity(message: Message) -> tuple[str, str, str]:

@@ -5,7 +5,8 @@ R requests · P tokens of all of them
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -31,8 +32,8 @@ class Request(NamedTuple):
     limit : most tokens that the answer may have; None where unknown
     """
 
-    prompt: list[int]
-    answer: list[int]
+    prompt: Sequence[int]
+    answer: Sequence[int]
     limit: int | None = None
 
 
@@ -110,16 +111,17 @@ class RequestLog(Answers):
         >>> RequestLog.of([Request([5, 6], [7], 9)]).limit.tolist()
         [9]
         """
-        tokens, starts, lengths, limits = list[int](), [0], list[int](), list[int]()
+        tokens, starts, lengths, limits = array("i"), [0], list[int](), list[int]()
         for request in requests:
-            tokens += [*request.prompt, *request.answer]
+            tokens.extend(request.prompt)
+            tokens.extend(request.answer)
             starts.append(len(tokens))
             lengths.append(len(request.prompt))
             limits.append(request.limit or 0)
         return cls(np.array(tokens), np.array(starts), np.array(lengths), limit=np.array(limits))
 
     @cached_property
-    def texts(self) -> list[list[int]]:
+    def texts(self) -> list[Sequence[int]]:
         """The tokens of each answer."""
         return [request.answer for request in self.requests()]
 

@@ -20,7 +20,7 @@ from treeopt.records.origins import DrafterRecord
 from treeopt.runtime.acceptance.rules import Greedy, Nodes
 from treeopt.runtime.drafters.medusa import MedusaHeads, check_bias
 from treeopt.runtime.folder import check_config, loadable, parts_of, read_object
-from treeopt.runtime.prompts.chat import ChatFormat
+from treeopt.runtime.prompts.encoder import Encoder
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
 from treeopt.runtime.session import Session
 from treeopt.runtime.target import Target, check_device, wanted_dtype
@@ -49,8 +49,8 @@ def open_random_session(
         heads.blocks.normal_(0.0, SPREAD, generator=torch.Generator(target.device).manual_seed(seed))
     tokens = np.random.default_rng(seed).integers(0, target.vocab_size, (NUM_PROMPTS, PROMPT_TOKENS))
     conversations = tuple(Conversation(tuple(row), ()) for row in tokens.tolist())
-    chat = ChatFormat(None, frozenset(), target.vocab_size, None)
-    prompts = PromptSet(conversations, "random token ids", f"seed {seed}", chat)
+    encoder = Encoder(None, (), target.vocab_size)
+    prompts = PromptSet(conversations, "random token ids", f"seed {seed}", encoder)
     record: DrafterRecord = {"kind": heads.kind, "id": RANDOM, "num_heads": num_heads, "num_layers": heads.num_layers}
     return Session(target, heads.eval().requires_grad_(False), record, prompts, weights=RANDOM)
 

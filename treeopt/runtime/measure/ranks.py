@@ -26,7 +26,7 @@ from treeopt.runtime.decode import Decoder
 from treeopt.runtime.drafters.levels import LevelDraft, Pool
 from treeopt.runtime.drafters.protocol import GivenText
 from treeopt.runtime.drafters.states import ranks_among, states_at_once
-from treeopt.runtime.prompts.chat import Tokens
+from treeopt.runtime.prompts.encoder import Tokens
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
 from treeopt.runtime.setup import AnswerRow, Setup
 from treeopt.runtime.target import Target

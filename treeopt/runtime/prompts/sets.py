@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treeopt.errors import InvalidInput
-from treeopt.runtime.prompts.asked import COLUMNS, read_asked, read_group
-from treeopt.runtime.prompts.chat import ChatFormat, Message, Tokens
-from treeopt.runtime.prompts.files import Rows, Skipped, listed, read_rows
+from treeopt.runtime.prompts.encoder import Encoder, Tokens
+from treeopt.runtime.prompts.messages import COLUMNS, Said, read_conversation, read_group
 from treeopt.runtime.prompts.order import Draw, Order, spread
+from treeopt.runtime.prompts.rows import Rows, Skipped, listed, read_rows
 
 if TYPE_CHECKING:
     from treeopt.runtime.target import Target
@@ -40,7 +40,7 @@ class Conversation:
     """
 
     first: Tokens
-    messages: tuple[Message, ...]
+    messages: tuple[Said, ...]
     answers: tuple[str, ...] = ()
     group: str = ""
     row: int = 0
@@ -75,7 +75,7 @@ class PromptSet:
     conversations: tuple[Conversation, ...]
     name: str
     fingerprint: str
-    chat: ChatFormat = field(repr=False)
+    encoder: Encoder = field(repr=False)
     skipped: tuple[Skipped, ...] = ()
     n_skipped: int = 0
     n_repeated: int = 0
@@ -94,11 +94,11 @@ class PromptSet:
         """
         assert len(answers) < conversation.num_turns, "every turn is answered"
         said = [tuple(map(int, answer)) for answer in answers]
-        return self.chat.next_prompt(conversation.messages, conversation.first, said)
+        return self.encoder.next_prompt(conversation.messages, conversation.first, said)
 
     def given_answer(self, conversation: Conversation, turn: int) -> Tokens:
         """Tokens of the given answer to a turn (0 is the first), ended by EOS where the target has one."""
-        return self.chat.given_answer(conversation.messages, conversation.answers, turn)
+        return self.encoder.given_answer(conversation.messages, conversation.answers, turn)
 
 
 def load_prompts(
@@ -125,11 +125,11 @@ def load_prompts(
     if len(target.tokenizer) > target.vocab_size:  # there would be ids without an embedding
         raise InvalidInput(f"The tokenizer must belong to the model, but has more tokens, {len(target.tokenizer)}.")
     rows, drawn = read_conversations(source, column, group_by, responses, split=split, order=order)
-    chat = ChatFormat.of(target, chat_template=chat_template)
+    encoder = Encoder.of_target(target, chat_template=chat_template)
     found: list[Conversation] = []
     for draft in drawn.things():
         try:
-            first = chat.first_prompt(draft.messages)
+            first = encoder.first_prompt(draft.messages)
             if not 1 <= len(first) < target.context:
                 raise InvalidInput(f"it must have 1 to {target.context - 1} tokens, but has {len(first)}")
             found.append(replace(draft, first=first))
@@ -145,7 +145,7 @@ def load_prompts(
         raise InvalidInput(f"`group_by` may have {MOST_GROUPS} different values, but {group_by} has {n_groups}.")
     kept, fingerprint = _distinct(found, order.seed), rows.fingerprint()
     repeated = drawn.repeated + len(found) - len(kept)
-    return PromptSet(kept, rows.name, fingerprint, chat, tuple(rows.skipped), rows.n_skipped, repeated, order.seed)
+    return PromptSet(kept, rows.name, fingerprint, encoder, tuple(rows.skipped), rows.n_skipped, repeated, order.seed)
 
 
 def read_conversations(
@@ -160,7 +160,7 @@ def read_conversations(
     """The rows of a source, and the conversations drawn of them, without tokens. Options are those of `load_prompts`."""
     rows, drawn = read_rows(source, split=split), Draw[Conversation](order)
     for number, conversation in rows.each(
-        lambda record: Conversation((), *read_asked(record, column, responses), read_group(record, group_by))
+        lambda record: Conversation((), *read_conversation(record, column, responses), read_group(record, group_by))
     ):
         drawn.add(json.dumps(conversation.messages), replace(conversation, row=number))
     rows.check_columns({"`column`": column, "`group_by`": group_by, "`responses`": responses})
@@ -201,9 +201,9 @@ def demo_prompts(
         if first := tuple(ids[: lengths[i]]):
             message = ("user", str(target.tokenizer.decode(first)))
             found.append(Conversation(first, (message,), group=texts[i][1], row=row))
-    chat = ChatFormat.of(target, chat_template=False)
+    encoder = Encoder.of_target(target, chat_template=False)
     name = f"{'held-out' if held_out else 'training'} modules of the Python standard library"
-    return PromptSet(_distinct(found, seed), name, fingerprint(modules), chat, seed=seed)
+    return PromptSet(_distinct(found, seed), name, fingerprint(modules), encoder, seed=seed)
 
 
 def _distinct(found: Sequence[Conversation], seed: int | None) -> tuple[Conversation, ...]:
