@@ -227,7 +227,6 @@ def test_a_model_without_a_tokenizer_is_refused_before_its_weights_are_read(tmp_
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
-        (("search", "--calibration", "vicuna-7b-medusa1", "--for", "llama.cpp"), "llama-cpp"),
         (("search", "--calibration", "vicuna-7b-medusa"), "vicuna-7b-medusa1"),
         (("score", "mc_sim_7b", "--calibration", "vicuna-7b-medusa1"), "mc_sim_7b_63"),
         (("plot", "troughput"), "throughput"),
