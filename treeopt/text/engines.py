@@ -12,7 +12,6 @@ from treeopt.text.prompt_lookup import Lookup, SuffixLookup
 from treeopt.text.rules import TextDrafter
 from treeopt.text.suffix import SuffixDecoding
 
-WORDS = {int: "whole numbers", float: "numbers", tuple: "lists of tokens"}
 SHORT, LONG = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), (2, 4, 8, 12, 16, 24, 32, 48, 64)
 MATCHED = (1, 2, 3, 4, 5, 6, 8, 12)
 FACTORS, PROBS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0), (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
@@ -24,7 +23,7 @@ class Option(NamedTuple):
     parameter   : its name in the rule
     tried       : values that a search tries, in order
     needed      : whether nothing is drafted without it
-    kind        : type of its values; a key of `WORDS`
+    kind        : type of its values; whole numbers are floats too
     least, most : values that the engine takes
     """
 
@@ -40,20 +39,6 @@ class Option(NamedTuple):
         if self.kind is tuple:
             return type(value) is tuple
         return type(value) in (int, self.kind) and self.least <= value <= self.most and isfinite(value)
-
-    @property
-    def values(self) -> str:
-        """The values that the engine takes, in words.
-
-        >>> Option("m", most=1024).values
-        'whole numbers from 1 to 1024'
-        """
-        words = WORDS[self.kind]
-        if self.kind is not tuple and self.least > -inf:
-            words += f" from {self.least:g}"
-        if self.most < inf:
-            words += f" to {self.most:g}"
-        return words
 
 
 class EngineDrafter(NamedTuple):
@@ -188,8 +173,11 @@ def text_drafter(name: str, settings: Mapping[str, Any]) -> TextDrafter:
     if missing := [option for option, details in options.items() if details.needed and option not in settings]:
         raise InvalidInput(f"{name} drafts nothing without {' and '.join(missing)}: give it.")
     for option, value in settings.items():
-        if not options[option].takes(value):
-            raise InvalidInput(f"{option} of {name} takes {options[option].values}, but got {quoted(value)}.")
+        if not (rule := options[option]).takes(value):
+            raise InvalidInput(
+                f"{option} of {name} must be of type {rule.kind.__name__} and from {rule.least:g} to {rule.most:g}, but got "
+                f"{quoted(value)}."
+            )
     parameters = {options[option].parameter: value for option, value in settings.items()}
     drafter: TextDrafter = kind.make(**{**kind.fixed, **parameters})
     return drafter
