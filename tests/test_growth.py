@@ -258,5 +258,5 @@ def test_answers_in_another_order_have_the_same_trees():
 
 
 def test_bad_limits_are_refused():
-    with pytest.raises(InvalidInput, match="shape must be sibling-closed or chain, but got 'any'"):
+    with pytest.raises(InvalidInput, match="shape must be one of sibling-closed, chain, but got 'any'"):
         Limits(2, shape="any")

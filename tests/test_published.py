@@ -23,11 +23,6 @@ def table_of(record) -> np.ndarray:
     return np.array([[rate or 0.0 for rate in row] for row in record["table"]])
 
 
-def grown(accept: np.ndarray, budget: int) -> list[tuple[int, ...]]:
-    """The nodes in the order of growth; its authors' search takes siblings by rank, as sibling-closed trees do."""
-    return list(grow_products(accept, Limits(budget)).paths[1:])
-
-
 @pytest.mark.parametrize("name", PUBLISHED_TREES)
 def test_published_trees_are_the_lists_of_their_authors_in_order(name):
     listed = {t["name"]: t for t in published_data("trees")["trees"]}
@@ -36,29 +31,25 @@ def test_published_trees_are_the_lists_of_their_authors_in_order(name):
     assert (len(published_tree(name)), published_tree(name).depth) == (record["with_root"], record["depth"])
 
 
-RECONSTRUCTED = [  # not of every tree a table was found that fits measured figures too
-    (name, kind)
-    for name in MEDUSA
-    for kind in ("max_margin", "calibrated")
-    if kind in published_data("figures")["reconstructed_tables"][f"medusa/{name}"]
-]
+def tables_of_accuracies() -> list:
+    """Tree, table and tokens per step by it; not of every tree a table was found that fits measured figures too."""
+    figures = published_data("figures")
+    mc_sim = figures["mc_sim_7b_63_from_csv"]
+    cases = [pytest.param("mc_sim_7b_63", mc_sim, 2.5141, id="mc_sim of ten ranks")]
+    for name in MEDUSA:
+        for kind, record in figures["reconstructed_tables"][f"medusa/{name}"].items():
+            if kind in ("max_margin", "calibrated"):
+                tokens = record["check"]["expected_tokens_per_step"]
+                cases.append(pytest.param(name, record, tokens, id=f"{name} {kind}"))
+    return cases
 
 
-@pytest.mark.parametrize(("name", "kind"), RECONSTRUCTED)
-def test_reconstructed_accuracies_grow_the_published_list_in_order(name, kind):
-    record = published_data("figures")["reconstructed_tables"][f"medusa/{name}"][kind]
-    accept = table_of(record)
-    assert grown(accept, 64) == PUBLISHED_TREES[name]
-    family = grow_products(accept, Limits(64))
-    wanted = record["check"]["expected_tokens_per_step"]
-    assert family.tokens_per_step(64) == pytest.approx(wanted, abs=1e-4)
-
-
-def test_accuracies_of_ten_ranks_grow_all_of_mc_sim_in_order():
-    accept = table_of(published_data("figures")["mc_sim_7b_63_from_csv"])
-    assert grown(accept, 64) == PUBLISHED_TREES["mc_sim_7b_63"]
-    family = grow_products(accept, Limits(64))
-    assert family.tokens_per_step(64) == pytest.approx(2.5141, abs=5e-5)
+@pytest.mark.parametrize(("name", "record", "tokens_per_step"), tables_of_accuracies())
+def test_accuracies_grow_the_published_list_in_order(name, record, tokens_per_step):
+    """Its authors' search takes siblings by rank, as sibling-closed trees do."""
+    family = grow_products(table_of(record), Limits(64))
+    assert list(family.paths[1:]) == PUBLISHED_TREES[name]
+    assert family.tokens_per_step(64) == pytest.approx(tokens_per_step, abs=1e-4)
 
 
 @pytest.mark.parametrize("size", ["7b", "13b", "33b"])

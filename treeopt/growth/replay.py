@@ -9,7 +9,7 @@ P states · S sequences · C conversations · D deepest node · N nodes · n tre
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise, product
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from treeopt.trees.tree import Choice, IntArray, Tree
 
 AT_ONCE = 2**20  # states whose ranks are looked up together
 PLACES = np.arange(256)[:, None]  # among nodes, from 0
+DraftT = TypeVar("DraftT", DynamicTree, DDTree)
 
 
 def replay(trace: RankTrace, draft: Draft) -> Rates:
@@ -185,10 +186,8 @@ def dynamic_rates(trace: RankTrace, limits: DynamicLimits = ANY) -> dict[Dynamic
         return rates
     topks = [topk for topk in pools.topks if topk > 1]  # others are chains
     for topk, levels in product(topks, range(1, min(pools.levels, limits.levels) + 1)):
-        if rows := range(levels + 1, limits.most_rows(levels, topk) + 1):
-            trees = [DynamicTree(levels, topk, n) for n in rows]
-            steps = steps_by_place(trace, pools.places_in(levels, topk), rows)
-            rates.update(zip(trees, rates_of(trace, steps), strict=True))
+        trees = [DynamicTree(levels, topk, n) for n in range(levels + 1, limits.most_rows(levels, topk) + 1)]
+        rates |= rates_by_place(trace, pools.places_in(levels, topk), trees)
     return rates
 
 
@@ -202,11 +201,15 @@ def marginal_rates(trace: RankTrace, *, depth: int = MOST_BLOCK, rows: int = MOS
         return rates
     for (narrower, width), levels in product(pairwise((0, *pools.topks)), range(1, min(depth, pools.levels) + 1)):
         most = min(product_size(levels, width) + 1, rows)
-        if sizes := range(max(levels + 1, narrower + 2), most + 1):
-            trees = [DDTree(levels, width, n) for n in sizes]
-            steps = steps_by_place(trace, pools.places_in(levels, width), sizes)
-            rates.update(zip(trees, rates_of(trace, steps), strict=True))
+        trees = [DDTree(levels, width, n) for n in range(max(levels + 1, narrower + 2), most + 1)]
+        rates |= rates_by_place(trace, pools.places_in(levels, width), trees)
     return rates
+
+
+def rates_by_place(trace: RankTrace, places: NDArray[np.uint8], trees: Sequence[DraftT]) -> dict[DraftT, Rates]:
+    """The rates of trees that share the (P, D) places of the true path among their nodes."""
+    steps = steps_by_place(trace, places, [tree.rows for tree in trees])
+    return dict(zip(trees, rates_of(trace, steps), strict=True))
 
 
 def rates_of(trace: RankTrace, steps: IntArray) -> list[Rates]:
