@@ -91,7 +91,7 @@ class Fake:
             self.event(writer, "".join(words[place : place + 1 + n]))
             place += 1 + n
         writer.write(f"data: {json.dumps(FINISHED)}\n\n".encode())
-        usage = {"choices": [], "usage": {"completion_tokens": len(words)}}
+        usage = {"choices": [], "usage": {"completion_tokens": self.asked.claims or len(words)}}
         writer.write(f"data: {json.dumps(usage)}\n\ndata: [DONE]\n\n".encode())
         return await writer.drain()
 
@@ -132,6 +132,7 @@ async def main() -> None:
     parser.add_argument("--spec-draft-n-min", type=int)
     parser.add_argument("--at-least", type=int, default=0, help="guesses of every draft, whatever the length is set to")
     parser.add_argument("--refuses", type=int, help="a length with which it does not start")
+    parser.add_argument("--claims", type=int, help="tokens that every answer is said to have")
     parser.add_argument("--dies-at", type=int)
     parser.add_argument("--never-healthy", action="store_true")
     parser.add_argument("--other-text", action="store_true")
