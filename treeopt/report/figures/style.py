@@ -34,8 +34,7 @@ FORMATS = ("png", "svg")
 
 BLUE, VERMILLION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY, BLACK, GREY = "#E69F00", "#56B4E9", "#000000", "#888888"
-COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK, GREY)
-SEVERAL = (VERMILLION, PURPLE, SKY, BLACK, GREY)  # for series; the others are those of kinds
+COLOURS = (VERMILLION, PURPLE, SKY, BLACK, GREY)  # for series; the others are those of kinds
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LINES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 SEQUENTIAL = "viridis_r"  # dark is much
@@ -85,7 +84,7 @@ def heading(figure: Figure, title: str, caption: str) -> None:
 
 def series(i: int) -> Look:
     """Colour, marker and line style of the i-th of several series; no two of the first 40 are alike."""
-    return {"color": SEVERAL[i % len(SEVERAL)], "marker": MARKERS[i % len(MARKERS)], "linestyle": LINES[i % len(LINES)]}
+    return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "linestyle": LINES[i % len(LINES)]}
 
 
 def each(count: int, kind: str) -> list[Look]:
@@ -105,10 +104,9 @@ def size_axis(axes: Axes, sizes: ArrayLike) -> None:
 
 
 def log_axis(axes: Axes) -> None:
-    """A logarithmic vertical axis with plain numbers, for what is already drawn on it."""
+    """Plain numbers along a logarithmic vertical axis, for what is already drawn on it."""
     from matplotlib.ticker import LogLocator, NullLocator
 
-    axes.set_yscale("log")
     low, high = axes.get_ylim()
     few = high < 20 * low
     axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 1.5, 2, 3, 5, 7) if few else (1, 2, 5)))
