@@ -13,6 +13,7 @@ workers.py   what the workers of a cluster do for calibrate and train
 from treeopt.pipeline.bench import bench
 from treeopt.pipeline.calibrate import calibrate, calibrate_run
 from treeopt.pipeline.compare import compare
+from treeopt.pipeline.contest import contest
 from treeopt.pipeline.export import convert, export, export_all
 from treeopt.pipeline.importing import import_file, merge_runs
 from treeopt.pipeline.logs import read_requests
