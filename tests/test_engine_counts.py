@@ -274,32 +274,9 @@ def test_refused_counts(imported, name):
         imported(*texts, kind="vllm-metrics" if name.startswith("runs") else None)
 
 
-def test_fractional_counters(imported):
-    """A fork that averages over ranks has counts that are not whole; 812.5 seconds are none of the four counters."""
-    text = exposition(accepted=1820.5).replace(" 800.0", " 800.5")
-    calibration, _ = imported(text + 'vllm:spec_decode_draft_seconds_total{engine="0"} 812.5\n')
-    assert calibration.meta["survival"] == approx(SURVIVAL, abs=1e-3)
-
-
 # Counts, printed lines, and counts again.
 
 SAME = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
-
-
-@SAME
-@given(st.integers(1, 20_000), st.lists(st.floats(0.2, 1), min_size=1, max_size=6))
-def test_printed_line_roundtrip(imported, drafts, rates):
-    """Counts come back from the line that prints them, to within the rounding of three decimals."""
-    reached = [drafts]
-    for rate in rates:
-        reached.append(round(reached[-1] * rate))
-    calibration, _ = imported(vllm_line(drafts, reached[1:]))
-    hits = calibration.hits[:, 0].tolist()
-    if hits[0]:
-        assert calibration.meta["drafts"] == drafts
-        assert hits == approx(reached[1 : len(hits) + 1], abs=1 + 0.001 * drafts)
-        printed = [round(count / drafts, 3) for count in reached[1 : len(hits) + 1]]
-        assert [count / drafts for count in hits] == approx(printed, abs=0.0005 + 1e-8)
 
 
 # Totals of six digits, as C++ prints them; counters by position stay whole.
@@ -331,13 +308,6 @@ def test_six_digit_totals(imported, drafts, rates, begin):
     kept = calibration.num_heads
     assert calibration.hits[:, 0].tolist() == expected[1 : kept + 1]
     assert calibration.trials[0] == approx(expected[0], rel=3e-5)
-
-
-def test_six_digit_drafts_below_first_guesses(imported):
-    """If six digits put the drafts below their first guesses, there were as many drafts as first guesses."""
-    text = six(llama_metrics(1_234_564, [1_234_564, 600_000]))
-    assert "num_drafts_total 1.23456e+06" in text
-    assert imported(text)[0].trials.tolist() == [1_234_564, 1_234_564]
 
 
 def test_six_digits_refused(imported):

@@ -121,10 +121,8 @@ START = (
 )
 NAMED = {  # the lines of a log that names its drafter, its kind here, and how the engine is told
     "llama-cpp-eagle3": ([llama_process()], "eagle3", "--spec-type draft-eagle3"),
-    "llama-cpp-requests": ([llama_request(), llama_process(name="draft-mtp")], "mtp", "--spec-type draft-mtp"),
     "llama-cpp-ngram": ([llama_process(name="ngram-simple")], "ngram", "--spec-type ngram-simple"),
     "vllm-mtp": ([START.format("mtp"), vllm_line()], "mtp", "mtp"),
-    "vllm-ngram": ([START.format("ngram"), vllm_line()], "ngram", "ngram"),
     "vllm-draft-model": ([START.format("draft_model"), vllm_line()], "draft-model", "draft_model"),
 }
 

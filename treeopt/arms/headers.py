@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from treeopt.arms import lexicon
-from treeopt.arms.columns import Words, drafter_name, numbers_of, words_of
+from treeopt.arms.columns import Words, drafter_name, words_of
 from treeopt.arms.grids import Grid
 from treeopt.errors import quoted
 
@@ -32,8 +32,6 @@ def columns_of(
     measure = context.get("measure", "tokens_per_s")
     if corner.measures and not corner.axes and not _is_numeric(grid.column(0)):
         measure, headers[0] = corner.measures[0], replace(corner, measures=(), names=("label",))
-    elif "measure" not in context and _are_lengths(grid, headers):
-        measure = "length"
     named = {*context, *(name for header in headers for name in (*header.names, *header.axes))}
     table = _Table(grid, headers, measure, named, "measure" in context)
     columns: list[Words] = []
@@ -153,17 +151,6 @@ class _Table:
         if is_figure:
             return _figures(header, axis)
         return _axis(header, header.text if axis == "setting" else axis)
-
-
-def _are_lengths(grid: Grid, headers: Sequence[Words]) -> bool:
-    """Whether figures for each K, of which nothing says what they are, can be tokens per step, with no run without speculation."""
-    lengths = {
-        i: int(header.axes["k"])
-        for i, header in enumerate(headers)
-        if header.axes.get("k", "").isdecimal() and not header.measures
-    }
-    figures = [(k, figure) for i, k in lengths.items() for cell in grid.column(i) for figure in numbers_of(cell)[:1]]
-    return bool(figures) and all(k and 1 <= figure.value <= k + 1 and not figure.unit for k, figure in figures)
 
 
 def _is_numeric(cells: Sequence[str]) -> bool:
