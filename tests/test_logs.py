@@ -21,7 +21,7 @@ from treeopt.runtime.prompts import requests
 from treeopt.runtime.prompts.encoder import Encoder
 from treeopt.runtime.waiting import RUNS_MODELS
 
-from .conftest import examples, invoke
+from .conftest import invoke
 from .conftest import treeopt as command
 from .helpers.prompt_files import BRACKETS, CHATML, byte_tokenizer
 from .test_no_models import run as lacking
@@ -349,7 +349,6 @@ MESSAGE = st.fixed_dictionaries(
 )
 
 
-@examples(100)
 @given(
     st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=7),
     st.lists(MESSAGE, max_size=3),
@@ -465,7 +464,6 @@ def test_neither_torch_nor_transformers_is_imported_and_ids_need_no_tokenizer(fo
     assert treeopt.load(tmp_path / "treeopt-run" / "requests.npz").num_sequences == 2
     words = ("requests", "texts.jsonl", "--tokenizer", str(folders["chat"]), "--run", "other")
     assert "requests" in lacking(tmp_path, *words)
-    assert "pip install 'treeopt[text]'" in lacking(tmp_path, *words, absent=none, code=1)
 
 
 def test_the_command_shows_groups_and_names_are_only_names(folders, tmp_path, monkeypatch):

@@ -209,13 +209,6 @@ def test_prompts_that_are_left_out_as_they_come_twice_are_said(demo_target, tmp_
     assert _skipped_note(prompts) == ("2 prompts left out that ask what an earlier one asks.",)
 
 
-def test_a_column_that_is_not_there_gets_the_name_that_was_meant(demo_target, tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(json.dumps({"prompt": "a = 1", "category": "code"}))
-    with pytest.raises(InvalidInput, match="Did you mean 'category'"):
-        load_prompts(demo_target, str(path), group_by="categroy")
-
-
 def test_a_model_without_a_tokenizer_is_refused_before_its_weights_are_read(tmp_path):
     for file in demo.MODEL.iterdir():
         if not file.name.startswith("tokenizer"):

@@ -126,7 +126,12 @@ def test_datasets_in_folders_and_on_the_hub(tmp_path, monkeypatch):
         ("p.doc", b"a", {}, "must end in .jsonl, .json, .csv"),
         ("p.jsonl", b'{"own": "a", "b": 1}', {}, "but p.jsonl has own, b: name one with column"),
         ("p.jsonl", b'{"own": "a"}', {"column": "b"}, "column must be a column of p.jsonl: own, but got b"),
-        ("p.jsonl", b'{"text": "a"}', {"group_by": "b"}, "group_by must be a column of p.jsonl: text"),
+        (
+            "p.jsonl",
+            b'{"text": "a", "kind": 1}',
+            {"group_by": "knid"},
+            "group_by must be a column of p.jsonl: text, kind, but got knid. Did you mean 'kind'",
+        ),
         ("p.jsonl", b'{"text": "a"}', {"responses": "b"}, "responses must be a column of p.jsonl: text"),
         ("p.jsonl", b'{"text": "a"}', {"split": "test"}, "split is for a dataset"),
         ("nowhere.txt", None, {}, "does not exist"),

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as profile
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
@@ -20,7 +21,7 @@ from treeopt.text.suffix import SuffixDecoding
 
 from .helpers import slow_text
 
-CASES = 2000
+CASES = 8 * profile.default.max_examples  # texts that are drawn: 400, and 1,600 in the long suite
 
 
 def texts(seed: int) -> tuple[random.Random, list[int], list[int]]:
