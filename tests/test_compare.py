@@ -25,6 +25,7 @@ from treeopt.records.bootstrap import conversation_draws
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.estimate import Estimate
 from treeopt.records.figure import Figure
+from treeopt.records.options import Source, TreeLimits
 from treeopt.records.plan import PlannedEngine
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.trace import NO_TRIAL, RankTrace
@@ -252,31 +253,31 @@ def mixed_run(tmp_path):
     run.replace_accuracies(Calibration.from_trace(trace), trace)
     steps = tuple(StepTiming(1, 64, size, size - 1, (12.0,) * 4) for size in (2, 3))
     LatencyProfile(steps, (StepTiming(1, 64, 1, 0, (10.0,) * 4),)).save(run.profile)
-    treeopt.search(run=run, budget=3, max_rank=0)
+    treeopt.search(run=run, budget=3, limits=TreeLimits(max_rank=0))
     return run
 
 
 def test_a_run_by_group_says_which_group_is_better_off_without_speculation(mixed_run):
     """Without guesses y takes 10 ms a token, not 12: exactly 1.2 times as fast, whatever is drawn again."""
-    found = groups_of(mixed_run, SimpleNamespace(source={"group_by": "kind"}))
+    found = groups_of(mixed_run, SimpleNamespace(source=Source(group_by="kind")))
     (y,) = found.gainers
     assert (y.group, y.best.draft) == ("y", Tree.chain(0))
     assert (y.gain.value, y.gain.low, y.gain.high) == pytest.approx((1.2, 1.2, 1.2), rel=1e-4)
     said = verdict(found)
     assert "y at batch size 1 (do not speculate), 1.20 (1.20 to 1.20) times as fast as shared" in said
-    assert groups_of(mixed_run, SimpleNamespace(source={})) is None
+    assert groups_of(mixed_run, SimpleNamespace(source=Source())) is None
 
 
 def test_groups_that_are_too_few_to_be_judged_do_not_end_a_run(mixed_run, capsys):
     mixed_run.read_trace().select(np.arange(62)).save(mixed_run.trace)
-    assert groups_of(mixed_run, SimpleNamespace(source={"group_by": "kind"})) is None
+    assert groups_of(mixed_run, SimpleNamespace(source=Source(group_by="kind"))) is None
     assert "two groups of 5 conversations" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_the_last_lines_of_a_run_have_its_groups(mixed_run, monkeypatch):
     from treeopt import pipeline
 
-    groups = groups_of(mixed_run, SimpleNamespace(source={"group_by": "kind"}))
+    groups = groups_of(mixed_run, SimpleNamespace(source=Source(group_by="kind")))
     monkeypatch.setattr(pipeline, "open_session", lambda source: None)
     monkeypatch.setattr(pipeline, "run_line", lambda *given: (mixed_run.read_plan(), [some_bench()], [], groups))
     last = invoke("run", "--run", mixed_run.path).stdout.rpartition("The speedup is")[2]
