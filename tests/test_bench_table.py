@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers.runs import REJECT, TYPICAL, ruled, shown, some_bench, some_plan
 from treeopt.records.contender import Predicted
-from treeopt.report.bench_table import about_rule, bench_table, bench_tables, text_price
+from treeopt.report.bench_table import about_rule, bench_table, bench_tables, group_table, text_price
 from treeopt.report.plan_table import trees_table
 from treeopt.report.wording import pm
 
@@ -51,3 +51,9 @@ def test_one_prediction_stands_in_the_tables():
     heads = [column.header.split("\n")[1] for column in table.columns if "tokens/step" in column.header]
     assert heads == ["predicted", "measured"]
     assert {row[2] for row in table.rows} == {"1.33"}
+
+
+def test_groups_have_errors():
+    table = group_table(None, some_bench(("code", "chat")))
+    assert [(name, answers) for name, answers, _, _ in table.rows] == [("code", "6"), ("chat", "6")]
+    assert all("±" in rate and "[" in ratio for _, _, rate, ratio in table.rows)
