@@ -145,7 +145,7 @@ BOMBS = {
     **{f"trace: {name}": (("search", "--calibration"), ".npz", content) for name, content in NPZ.items()},
     **{f"JSON: {name}": (("search", "--calibration"), ".json", text) for name, (text, _) in JSON.items()},
     **{f"meta: {name}": (("search", "--calibration"), ".npz", trace_with(text)) for name, (text, _) in JSON.items()},
-    **{f"tree: {name}": (("import-tree",), ".txt", text) for name, text in TREES.items()},
+    **{f"tree: {name}": (("import",), ".txt", text) for name, text in TREES.items()},
     **{f"import: {kind}": (("import", "--from", kind), ".txt", text) for kind, text in LOGS.items()},
     "import: many series": (("import",), ".txt", "".join(map(SERIES.format, range(20_000)))),
     "drafter: packed tensors": (("calibrate", *SMALL_BATCH, "--drafter"), ".pt", packed_tensors),
@@ -178,7 +178,7 @@ def readers(command, path, rows):
     if command[0] == "import":
         kind = command[2] if len(command) > 1 else None
         return [lambda path: read_measurement(path, kind), read_measurement]
-    if command[0] == "import-tree":
+    if command[0] == "import":
         return [read_tree]
     if command[-1] == "--drafter":
         return [lambda path: open_drafter(str(path), load_target(str(demo.MODEL)))]
@@ -260,7 +260,7 @@ def test_a_bomb_is_defused_at_the_command_line(name, tmp_path):
     command, ending, content = {**BOMBS, **LARGE}[name]
     put(content, tmp_path / f"x{ending}")
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n')
-    words = [*command, *([f"x{ending}"] if ending else []), *(["--run", "run"] * (command[0] != "import-tree"))]
+    words = [*command, *([f"x{ending}"] if ending else []), *(["--run", "run"] * (command[0] != "import"))]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     with (tmp_path / "said").open("wb") as said:
         process = subprocess.Popen(

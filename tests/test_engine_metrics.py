@@ -7,11 +7,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.steps import import_file
 from treeopt.engines.imports import read_measurement
 from treeopt.engines.measured import requests
 from treeopt.engines.measured.survival import CHAIN, MIXED, OPTIMISTIC, joined
 from treeopt.errors import InvalidInput
-from treeopt.pipeline.importing import import_file
 from treeopt.records.calibration import Calibration
 from treeopt.records.drafters import COUNTED
 from treeopt.records.rundir import RunDirectory

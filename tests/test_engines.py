@@ -104,7 +104,7 @@ WORDS = {
 
 @pytest.mark.parametrize("engine", dict.fromkeys(engine for engine, _ in CHAINS))
 def test_options_of_a_chain(engine):
-    """An engine is told its drafter, and every command with the length is read back by `import-tree`."""
+    """An engine is told its drafter, and every command with the length is read back by `import`."""
     for drafter, words in WORDS[engine].items():
         written = chain(engine, drafter)
         assert words in "".join(written.files.values()), drafter

@@ -37,7 +37,7 @@ LIGHT = (
     (("import", "table.csv", "--trials", 100, "--overwrite"), "treeopt-run/calibration.json"),
     (("profile", "--from-csv", "steps.csv", "--overwrite"), "treeopt-run/profile.json"),
     (("profile", "--analytical", "H100-SXM", "--model", "llama-7b", "--overwrite"), "treeopt-run/profile.json"),
-    (("import-tree", "tree.json", "--output", "out/tree.json"), "out/tree.json"),
+    (("import", "tree.json", "--output", "out/tree.json"), "out/tree.json"),
 )
 QUICK = (LIGHT[1], *LIGHT[4:6], LIGHT[7])
 HEAVY = (
@@ -146,7 +146,7 @@ def test_a_file_in_a_folders_place_and_a_read_only_file(work, monkeypatch):
     before = contents(work)
     assert "treeopt-run/figures/latency.png cannot be written" in refused("plot", "latency", "--format", "png")
     assert "taken cannot be written" in refused("search", "--calibration", "vicuna-7b-medusa1", "--run", "taken")
-    assert "taken/x cannot be written" in refused("import-tree", "tree.json", "--output", "taken/x")
+    assert "taken/x cannot be written" in refused("import", "tree.json", "--output", "taken/x")
     monkeypatch.setattr(writing.os, "access", lambda path, mode: Path(path).name != "plan.json")
     assert "treeopt-run/plan.json cannot be written: it is read-only." in refused("search", "--budget", 8)
     assert contents(work) == before

@@ -34,7 +34,7 @@ SHIPPED = "vicuna-7b-medusa1"
 
 
 @pytest.mark.parametrize(
-    "command", [("import-tree",), ("show",), ("score", "--calibration", SHIPPED), ("export", "--to", "vllm", "--tree")]
+    "command", [("import",), ("show",), ("score", "--calibration", SHIPPED), ("export", "--to", "vllm", "--tree")]
 )
 def test_a_chain_of_two_billion_is_refused_before_it_is_made(tmp_path, command):
     file = tmp_path / "big.json"
@@ -71,11 +71,11 @@ def test_a_merge_that_was_killed_is_done_by_the_same_command(tmp_path):
     for i, part in enumerate(parts):
         part.mkdir()
         shard(blocks, hashes, f"{i + 1}/3").save(part / "trace.npz")
-    treeopt("merge", *parts, "--run", tmp_path / "whole")
+    treeopt("import", *parts, "--run", tmp_path / "whole")
     written = tmp_path / "whole" / "calibration.json"
     before = json.loads(written.read_text())["hits"]
     written.unlink()
-    treeopt("merge", *parts, "--run", tmp_path / "whole")
+    treeopt("import", *parts, "--run", tmp_path / "whole")
     assert json.loads(written.read_text())["hits"] == before
 
 

@@ -169,7 +169,7 @@ HEAVY = tuple((command, (0,)) for command in (("search", "--budget", 8), ("score
                                               ("plot", "groups", "--format", "svg"), ("report",)))  # fmt: skip
 # With prompts, a column, groups and heads of that name:
 MODEL = ((("calibrate", "--prompts", "./RUN.jsonl", "--column=NAME", "--group-by", "g", "--drafter", "./RUN-heads", "--overwrite", *FEW), (0,)),
-         (("report",), (0,)), (("import-tree", "./RUN.jsonl"), (1,)))  # fmt: skip
+         (("report",), (0,)), (("import", "./RUN.jsonl"), (1,)))  # fmt: skip
 WORST = "a $(touch x); 'rm'\n\x1b[31m\u202e"
 
 
@@ -184,7 +184,7 @@ def attack(name: str, work: Path, commands, groups) -> None:
             rows = [{name: f"def f{i}(x):", "g": f"{name} {i % 2}", "prompt": "x"} for i in range(12)]
             Path(f"{mine}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         command = [str(word).replace("NAME", name).replace("RUN", mine) for word in words]
-        command += ["--run", mine] * ("RUN" not in words and words[0] != "import-tree")
+        command += ["--run", mine] * ("RUN" not in words and words[0] != "import")
         result = CliRunner().invoke(cli, command)
         assert result.exception is None or isinstance(result.exception, SystemExit), (command, result.exception)
         assert result.exit_code in codes, (command, result.output, result.stderr)

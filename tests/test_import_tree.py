@@ -5,18 +5,23 @@ import re
 
 import pytest
 
+from treeopt.arms.arm import Arms
 from treeopt.engines import neuron
 from treeopt.engines.reading import tree_in
 from treeopt.engines.registry import ENGINES
 from treeopt.errors import InvalidInput
-from treeopt.pipeline import read_tree
+from treeopt.pipeline import import_files, read_tree
+from treeopt.records.calibration import Calibration
 from treeopt.records.figure import Figure
 from treeopt.records.plan import Plan, PlanEntry
+from treeopt.records.rundir import RunDirectory
 from treeopt.trees.tree import Tree
 
 from .conftest import invoke
 from .helpers.engine_files import rows_of
 from .helpers.engine_rows import export
+from .test_merge import calibration
+from .test_merge import shard as shard_of
 
 SMALL = Tree.from_choices([[0], [1], [0, 0], [0, 1]])
 
@@ -159,7 +164,7 @@ def test_output_is_read(tmp_path):
     """Other commands read the tree that is written."""
     listed, output = tmp_path / "theirs.py", tmp_path / "tree.json"
     listed.write_text("theirs = [(0,), (0, 0), (1,)]\n")
-    result = invoke("import-tree", listed, "--output", output)
+    result = invoke("import", listed, "--output", output)
     assert result.stdout.strip() == str(output)
     document = json.loads(output.read_text())
     assert document["schema"] == "treeopt.tree/1"
@@ -171,8 +176,8 @@ def test_printed(tmp_path):
     """Without --output the list is printed, and with --json the document."""
     listed = tmp_path / "theirs.txt"
     listed.write_text("- [0]\n- [0, 0]\n")
-    assert json.loads(invoke("import-tree", listed).stdout) == [[0], [0, 0]]
-    document = json.loads(invoke("import-tree", listed, "--json").stdout)
+    assert json.loads(invoke("import", listed).stdout) == [[0], [0, 0]]
+    document = json.loads(invoke("import", listed, "--json").stdout)
     assert document["schema"] == "treeopt.tree/1"
     assert (document["size"], document["depth"]) == (3, 2)
     assert list(tmp_path.iterdir()) == [listed]
@@ -187,29 +192,61 @@ def test_tree_of_plan(tmp_path):
     """The tree of a batch size is read from a plan."""
     path = tmp_path / "plan.json"
     plan_of(1, 2).save(path)
-    assert json.loads(invoke("import-tree", path, "--batch-size", 2).stdout) == [[0], [0, 0]]
-    assert "--batch-size" in invoke("import-tree", path, code=1).stderr
+    assert json.loads(invoke("import", f"{path}:2").stdout) == [[0], [0, 0]]
+    assert "--batch-size" in invoke("import", path, code=1).stderr
     path.write_text("[[0]]")
-    assert "is no plan" in invoke("import-tree", path, "--batch-size", 2, code=1).stderr
+    assert "must hold one tree" in invoke("import", f"{path}:2", code=1).stderr
 
 
 @pytest.mark.parametrize("name", ["small", "trees.small"])
 def test_tree_by_name(tmp_path, name):
-    """Of several trees that which is named is read, by import-tree and where a tree is an option."""
+    """Of several trees that which is named is read, by import and where a tree is an option."""
     file = tmp_path / "choices.py"
     file.write_text("trees = {'small': [(0,), (0, 0)], 'large': [(0,), (1,)]}\nsum = trees['small'] + [(1,)]\n")
-    assert json.loads(invoke("import-tree", f"{file}:{name}").stdout) == [[0], [0, 0]]
+    assert json.loads(invoke("import", f"{file}:{name}").stdout) == [[0], [0, 0]]
     assert json.loads(invoke("show", f"{file}:{name}", "--json").stdout)["size"] == 3
     for other, words in ((f"{file}:none", "trees.small, trees.large, sum"), (f"{file}:sum", "made by code")):
-        assert words in invoke("import-tree", other, code=1).stderr
+        assert words in invoke("import", other, code=1).stderr
 
 
 def test_refused_file_writes_nothing(tmp_path):
     """Nothing is written if the file is refused."""
     listed, output = tmp_path / "bad.json", tmp_path / "tree.json"
     listed.write_text("[[0], [0, 0], [1, 0, 0]]")
-    said = invoke("import-tree", listed, "--output", output, code=1).stderr
+    said = invoke("import", listed, "--output", output, code=1).stderr
     assert str(listed) in said
     assert "lacks (1, 0)" in said
     assert not output.exists()
-    assert "does not exist" in invoke("import-tree", tmp_path / "none", code=1).stderr
+    assert "does not exist" in invoke("import", tmp_path / "none", code=1).stderr
+
+
+@pytest.mark.parametrize("name", ["choices.py:mine", "plan.json:4", "table.csv", "counts.csv", "part"])
+def test_import_by_content(tmp_path, name):
+    """A tree, settings, accuracies and shards are told apart by what they are."""
+    run, path = RunDirectory(tmp_path / "run"), tmp_path / name
+    (tmp_path / "choices.py").write_text("mine = [(0,), (1,), (0, 0), (0, 1)]\nother = [[0]]\n")
+    entries = (PlanEntry(batch_size=n, chosen=Figure(draft=SMALL, batch_size=n, tokens_per_step=2.0)) for n in (1, 4))
+    Plan(entries=tuple(entries)).save(tmp_path / "plan.json")
+    (tmp_path / "table.csv").write_text("k,concurrency,tokens per second\n0,1,50\n3,1,80\n")
+    (tmp_path / "counts.csv").write_text("head,rank,hits,trials\n0,0,5,9\n")
+    whole, other = RunDirectory(tmp_path / "part"), RunDirectory(tmp_path / "part-2")
+    for number, shard in enumerate((whole, other), 1):
+        blocks, hashes, _ = calibration(1, 2)
+        shard_of(blocks, hashes, f"{number}/2").save(shard.trace)
+    result = import_files(run, [path, other.path] if name == "part" else [path])
+    content = result.content
+    if isinstance(content, Tree):
+        assert content == SMALL
+    else:
+        assert [file.name for file in run.path.iterdir() if file.suffix in (".json", ".npz")]
+    kinds = {"table.csv": Arms, "counts.csv": Calibration, "part": Calibration}
+    assert isinstance(content, kinds.get(name, Tree))
+
+
+def test_import_nothing_known(tmp_path, run):
+    """What is no tree and no table is refused as both."""
+    (tmp_path / "mask.json").write_text("[[1,0],[1,1]]")
+    with pytest.raises(
+        InvalidInput, match=r"tokens per second.* As a tree it is refused too: .*an attention mask of 2 rows"
+    ):
+        import_files(run, [tmp_path / "mask.json"])

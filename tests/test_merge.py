@@ -124,10 +124,10 @@ def test_what_is_there_twice_or_does_not_belong_together_is_refused():
     for message, traces in (
         ("each of the 3 shards of a calibration once, but got 1, 1, 3", (first, first, third)),
         ("each of the 3 shards of a calibration once, but got 1, 3", (first, third)),
-        ("but b is a whole one", (first, whole)),
-        ("but a is a whole one", (whole, whole)),
-        ("differ in shard prompts", (first, shard(*calibration(4, 3)[:2], "2/3"))),
-        ("differ in shard count", (first, shard(blocks, hashes, "2/2"))),
+        ("but b is none", (first, whole)),
+        ("but a is none", (whole, whole)),
+        ("differ in .*shard prompts", (first, shard(*calibration(4, 3)[:2], "2/3"))),
+        ("differ in .*shard count", (first, shard(blocks, hashes, "2/2"))),
     ):
         with pytest.raises(InvalidInput, match=message):
             merge(list(zip("abc", traces, strict=False)))
@@ -160,14 +160,13 @@ def test_shards_of_the_demo_merge_to_the_trace_of_one_process(tmp_path, monkeypa
     treeopt(*CALIBRATE, *OPTIONS, "--run", "whole")
     for i in (1, 2):
         treeopt(*CALIBRATE, *OPTIONS, "--shard", f"{i}/2", "--run", f"part-{i}")
-    said = invoke("merge", "part-2", "part-1", "--run", "merged", "--json")
+    said = invoke("import", "part-2", "part-1", "--run", "merged", "--json")
     files = [(tmp_path / name / "trace.npz").read_bytes() for name in ("whole", "merged")]
     assert files[0] == files[1]
     counts = [json.loads((tmp_path / name / "calibration.json").read_text()) for name in ("whole", "merged")]
     assert counts[0]["hits"] == counts[1]["hits"] == json.loads(said.stdout)["hits"]
-    assert "Merged 24 conversations" in said.stderr
     assert "merging replaces it only if it is to be overwritten" in treeopt(
-        "merge", "part-1", "part-2", "--run", "merged", code=1
+        "import", "part-1", "part-2", "--run", "merged", code=1
     )
     assert "part-1" in treeopt(*CALIBRATE, *OPTIONS, "--shard", "2/2", "--run", "part-1", code=1)
     assert "24 prompts are 6, but got 7/7" in treeopt(*CALIBRATE, "--shard", "7/7", "--run", "x", code=1)

@@ -80,7 +80,7 @@ LIGHT = (
     "show",
     "score mc_sim_7b_63 --calibration vicuna-7b-medusa1",
     "import table.csv --trials 1000 --run imported",
-    "import-tree treeopt-run/plan.json",
+    "import treeopt-run/plan.json:1",
     "export --to medusa",
     "plot",
     "report",

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.steps import import_file
 from treeopt.errors import InvalidInput
 from treeopt.files.storage import document, schema, to_json, typed
-from treeopt.pipeline.importing import import_file
 from treeopt.pipeline.profile.outcome import with_earlier
 from treeopt.pipeline.search import checked_latencies
 from treeopt.pipeline.session import resolve

@@ -316,9 +316,9 @@ def test_an_interrupt_is_one_whatever_a_library_makes_of_it(tmp_path, monkeypatc
     unreadable = InvalidInput("x is not a readable file")
     for error in (None, archive, unreadable, RuntimeError("enforce fail"), OSError(28, "No space left on device")):
         said = interrupted(
-            monkeypatch, npz.np, "savez_compressed", "merge", "part-1", "part-2", number=number, error=error
+            monkeypatch, npz.np, "savez_compressed", "import", "part-1", "part-2", number=number, error=error
         )
-        assert said.splitlines()[-1] == INTERRUPTED.format("merge").strip()
+        assert said.splitlines()[-1] == INTERRUPTED.format("import").strip()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["part-1", "part-2"]
 
 

@@ -6,18 +6,23 @@ import shlex
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tests.helpers.runs import long_trace, some_bench, some_profile
 from tests.helpers.steps import search
-from treeopt.records.calibration import Calibration
+from treeopt.errors import InvalidInput
+from treeopt.pipeline import import_files
+from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.inputs import inputs_of
 from treeopt.records.origins import Provenance
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory, maker
 from treeopt.report.status import status
 
-from .conftest import treeopt
+from .conftest import invoke, treeopt
+from .test_copied_plan import log_of
+from .test_merge import calibration, shard
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +52,102 @@ def following(run: RunDirectory) -> list[str]:
     assert words[0] == "treeopt"
     assert words[-2:] == ["--run", str(run.path)]
     return words[1:-2]
+
+
+# Kinds of runs, and the commands that follow each other in them
+
+COUNTS = "head,rank,hits,trials\n0,0,60,90\n1,0,40,90\n"
+OPTIONS = {  # that make a command quick
+    "calibrate": ("--num-prompts", 8, "--max-new-tokens", 8),
+    "profile": ("--time-limit", 1, "--sizes", "1,4"),
+    "bench": ("--num-prompts", 2, "--rounds", 1, "--max-new-tokens", 4),
+}
+
+
+def imported_run(run: RunDirectory, folder) -> None:
+    (folder / "counts.csv").write_text(COUNTS)
+    treeopt("import", folder / "counts.csv", "--run", run.path)
+
+
+def server_run(run: RunDirectory, folder) -> None:
+    """As tune leaves it: counts of an engine, two timed sizes and a plan for that engine."""
+    meta = {"source": ENGINE_LOG, "drafter": {"kind": "eagle3"}, "survival": [0.8, 0.6]}
+    Calibration(np.array([[80], [60]]), np.array([100, 80]), meta).save(run.calibration)
+    timings = StepTiming(1, 0, 3, 2, (11.0,) * 5), StepTiming(1, 0, 1, 0, (10.0,) * 5)
+    LatencyProfile(timings[:1], timings[1:], {"name": "vllm"}).save(run.profile)
+    search(run, engine="vllm", batch_sizes=[1], measured_only=True)
+
+
+def shipped_run(run: RunDirectory, folder) -> None:
+    search(run, budget=8, calibration="vicuna-7b-medusa1")
+
+
+def shard_run(run: RunDirectory, folder) -> None:
+    for number, target in enumerate((run, RunDirectory(folder / "other")), 1):
+        blocks, hashes, _ = calibration(1, 2)
+        shard(blocks, hashes, f"{number}/2").save(target.trace)
+
+
+def arms_run(run: RunDirectory, folder) -> None:
+    (folder / "table.csv").write_text("k,concurrency,tokens per second\n0,1,50\n3,1,80\n")
+    treeopt("import", folder / "table.csv", "--run", run.path)
+
+
+KINDS = {  # what makes the run, and the commands until nothing is left to do
+    "imported": (imported_run, ["profile", "search", "export", "report"]),
+    "log": (lambda run, folder: log_of().save(run.requests), ["search", "export", "bench", "report"]),
+    "server": (server_run, ["export", "bench", "report"]),
+    "shipped": (shipped_run, ["export", "report"]),
+    "shard": (shard_run, ["import"]),
+    "arms": (arms_run, ["tune"]),
+    "empty": (lambda run, folder: None, ["calibrate", "profile", "search", "bench", "export", "report"]),
+}
+
+
+def follow(run: RunDirectory, words: list[str], folder) -> None:
+    """Do what status says, with what a user would put for words in capitals."""
+    (folder / "steps.csv").write_text("batch_size,size,step_ms\n1,1,10\n1,2,11\n1,4,12\n")
+    if words[-2:] == ["--launch", "COMMAND"]:
+        provenance = Provenance(engine={"name": "vllm"})
+        replace(some_bench(), inputs=inputs_of(run.plan), provenance=provenance).save(run.bench_in("launched"))
+    elif words[0] == "import":
+        import_files(RunDirectory(folder / "whole"), [run.path, folder / "other"])
+    else:
+        engine = "vllm" if words[0] == "search" else "medusa"
+        filled = [{"FILE": folder / "steps.csv", "ENGINE": engine}.get(word, word) for word in words]
+        own = OPTIONS.get(words[0], ()) if "--from-csv" not in words else ()
+        treeopt(*filled, *own, "--run", run.path)
+
+
+@pytest.mark.parametrize("kind", [*list(KINDS)[:-1], pytest.param("empty", marks=pytest.mark.long)])
+def test_status_walk(kind, tmp_path):
+    """From status to its next command and so on: no command is refused or comes twice, until nothing is left to do."""
+    run, commands = RunDirectory(tmp_path / "run"), []
+    KINDS[kind][0](run, tmp_path)
+    while (command := status(run).next) is not None:
+        words = shlex.split(command)[1:]
+        assert words not in commands
+        commands.append(words)
+        if words[0] == "import":
+            assert (words[1], words[-2:]) == (str(run.path), ["--run", "WHOLE"])
+        else:
+            assert words[-2:] == ["--run", str(run.path)]
+            words = words[:-2]
+        follow(run, words, tmp_path)
+        if words[0] in ("import", "tune"):
+            break
+    assert [words[0] for words in commands] == KINDS[kind][1]
+
+
+@pytest.mark.parametrize("kind", ["imported", "log", "server", "shipped", "arms"])
+def test_a_run_that_cannot_decode_is_sent_to_status(kind, tmp_path):
+    """Neither bench nor the report send it to calibrate."""
+    run = RunDirectory(tmp_path / "run")
+    KINDS[kind][0](run, tmp_path)
+    with pytest.raises(InvalidInput, match=r"trace.npz does not exist yet\. .*: treeopt status"):
+        run.read_trace()
+    if run.plan.exists():
+        assert "calibrate" not in invoke("report", "--run", run.path).stderr
 
 
 def test_each_step_is_followed_by_the_next(run, tmp_path):
@@ -172,7 +273,6 @@ def test_it_says_of_what_and_by_which_command(own_demo_run):
     document = json.loads(treeopt("status", "--run", own_demo_run, "--json"))
     files = {file["name"]: file for file in document["files"]}
     assert files["calibration.json"]["command"].startswith("treeopt")
-    assert files["calibration.json"]["made"] == files["trace.npz"]["made"]
     assert "treeopt demo model" in files["trace.npz"]["of"]
     assert files["trace.npz"]["holds"].startswith("8 answers, ")
     assert files["profile.json"]["holds"].startswith("batch sizes 1, 2")

@@ -86,7 +86,6 @@ def test_a_hand_written_trace_needs_ranks_and_starts_only(tmp_path):
         ({"ranks": [[0]], "starts": [0, 1], "tokens": [2**40]}, "tokens must fit into int32"),
         ({"ranks": [[0]], "starts": [0, 1], "meta": '{"top_k": 1000000000}'}, "top_k must be at most 32768"),
         ({"ranks": [[0]], "starts": np.zeros(0, int)}, "rise from 0"),
-        ({"ranks": [[0]], "starts": [0, 1], "weight": [2.0]}, "weighs its conversations"),
     ],
 )
 def test_bad_traces_are_refused_by_rule(tmp_path, arrays, message):

@@ -81,8 +81,8 @@ CASES = {
     # Trees that users bring.
     "score-published": Case("", ("score mc_sim_7b_63 --calibration vicuna-7b-medusa1 --json",)),
     "score-on-a-trace": Case("medusa", ("score mc_sim_7b_63 --json",)),
-    "import-python": Case("", ("import-tree @trees/widths.py --json",)),
-    "import-json": Case("", ("import-tree @trees/eagle.json --json",)),
-    "import-command": Case("", ("import-tree @trees/vllm.txt --json",)),
+    "import-python": Case("", ("import @trees/widths.py --json",)),
+    "import-json": Case("", ("import @trees/eagle.json --json",)),
+    "import-command": Case("", ("import @trees/vllm.txt --json",)),
     "export-published": Case("", ("export --to medusa --tree mc_sim_7b_63", "export --to neuron-medusa --tree mc_sim_7b_63")),
 }  # fmt: skip

@@ -5,6 +5,7 @@ from dataclasses import fields
 import treeopt
 from treeopt import pipeline
 from treeopt.pipeline.search import request_of as request_of_options
+from treeopt.records.exchange import ImportOptions
 from treeopt.records.options import (
     BenchOptions,
     CalibrateOptions,
@@ -57,3 +58,8 @@ def api_bench(plan=None, session=None, *, run=treeopt.RUN, **options):
         source = pipeline.source_of(model, None, prompts)
         return pipeline.bench_run(treeopt.RunDirectory.of(run), source, wanted, server)
     return treeopt.bench(plan, model, prompts=prompts if prompts.given else None, run=run, options=wanted)
+
+
+def import_file(run, paths, **options):
+    paths = paths if isinstance(paths, list) else [paths]
+    return pipeline.import_accuracies(run, paths, ImportOptions(**options))

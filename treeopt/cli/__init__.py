@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import click
 
 from treeopt import __version__
-from treeopt.cli.exchange import convert, export, import_, import_tree, merge, tune
+from treeopt.cli.exchange import convert, export, import_, tune
 from treeopt.cli.show import list_, plot, report, show, status
 from treeopt.cli.steps import bench, calibrate, compare, profile, requests, run, score, search, train
 from treeopt.errors import TreeoptError, said_as
@@ -141,7 +141,7 @@ def cli() -> None:
 
 
 COMMANDS = (
-    run, tune, calibrate, requests, import_, merge, profile, search, bench, export, compare, score, import_tree, convert, plot, show, report,
+    run, tune, calibrate, requests, import_, profile, search, bench, export, compare, score, convert, plot, show, report,
     status, train, list_,
 )  # fmt: skip
 for _command in COMMANDS:

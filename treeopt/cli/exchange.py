@@ -1,4 +1,4 @@
-"""Servers that are up and other tools' files: treeopt tune, import, merge, import-tree, export and convert."""
+"""Servers that are up and other tools' files: treeopt tune, import, export and convert."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from treeopt.errors import InvalidInput
 from treeopt.records.exchange import ExportOptions, ImportOptions, TableOptions, Watching
 
 if TYPE_CHECKING:
-    from treeopt.arms.arm import Arms
     from treeopt.arms.tuned import TunedArms
     from treeopt.records.rundir import RunDirectory
     from treeopt.serving.watch import Tuned
-
-ARMS = "arms"  # the kind of files that hold settings that were run
+    from treeopt.trees.tree import Tree
 
 
 @command(Watching, TableOptions, writes=False)
@@ -101,8 +99,11 @@ def show_arms(found: TunedArms, as_json: bool, as_markdown: bool = False) -> Non
 
 @command(ImportOptions, name="import")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
-def import_(run: RunDirectory, as_json: bool, options: ImportOptions, files: tuple[Path, ...]) -> None:
-    """Take what another tool measured as the run's own.
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a tree there.  [default: print it]")
+def import_(
+    run: RunDirectory, as_json: bool, options: ImportOptions, files: tuple[Path, ...], output: Path | None
+) -> None:
+    """Take what another tool, or another run, measured as the run's own.
 
     \b
     FILE holds settings that were run, which become arms.json (treeopt tune decides among them):
@@ -116,93 +117,45 @@ def import_(run: RunDirectory, as_json: bool, options: ImportOptions, files: tup
         sglang         responses with meta_info or sglext
         tensorrt-llm   /prometheus/metrics before and after, or responses
         llama-cpp      the log, or /metrics before and after
+    or it is a run directory:
+        shards         all shards of a calibration (calibrate --shard), which become one, byte for byte
+    or a tree, which is printed:
+        tree           in any engine's format, or a plan; FILE:NAME is one of several, FILE:4 a plan's at batch size 4
 
     \b
     Example:
         treeopt import sweep.csv
-        treeopt import accuracies.csv --trials 5000 --run other-run
         treeopt import before.txt after.txt --drafter eagle3
+        treeopt import part-1 part-2 part-3 --run whole
+        treeopt import medusa_choices.py --output tree.json
     """
     from treeopt import pipeline
-    from treeopt.arms.tuned import columns_of, keep_arms, read_arms, read_results
-    from treeopt.engines.imports import kind_of_file
+    from treeopt.arms.arm import Arms
     from treeopt.files.storage import document, schema
     from treeopt.report.arms_table import arms_table
     from treeopt.report.tables import calibration_table
     from treeopt.report.terminal import note
+    from treeopt.trees.tree import Tree
 
-    kind = options.kind
-    counts = kind_of_file(files[0]) if kind is None else kind
-    if counts in (ARMS, None):
-        arms: Arms | None = read_arms(files, columns_of(options.columns))
+    imported = pipeline.import_files(run, files, options)
+    content = imported.content
+    note(*imported.notes)
+    if isinstance(content, Tree):
+        _show_tree(content, output, as_json)
+    elif isinstance(content, Arms):
+        show_result({"schema": schema("arms"), **document(content)}, arms_table(content), as_json)
     else:
-        arms = read_results(files) if kind is None else None
-    if arms is not None:
-        keep_arms(run, arms, overwrite=options.overwrite)
-        note(*(f"{name}: {meaning}." for name, meaning in arms.meanings.items()), *arms.notes)
-        if counts in (ARMS, None) or len(arms.arms) > 1:
-            show_result({"schema": schema("arms"), **document(arms)}, arms_table(arms), as_json)
-            return
-        note(f"Its setting is in {run.arms} too: treeopt tune decides among several.")
-    calibration = pipeline.import_file(
-        run,
-        files,
-        kind=kind,
-        rates=options.rates,
-        trials=options.trials,
-        tokens=options.tokens,
-        drafter=options.drafter,
-        overwrite=options.overwrite,
-    )
-    note(*calibration.meta["notes"])
-    show_result(calibration.document(), calibration_table(calibration), as_json)
+        show_result(content.document(), calibration_table(content), as_json)
 
 
-@command()
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
-@click.option("--overwrite", is_flag=True, help="Replace the run's trace and calibration.")
-def merge(run: RunDirectory, as_json: bool, runs: tuple[Path, ...], overwrite: bool) -> None:
-    """Make one calibration of its shards.
-
-    Each RUN is a run directory. All shards that treeopt calibrate --shard made become the trace of a single
-    process, byte for byte, in any order. Other models, drafters, acceptance rules or ranks are refused.
-
-    \b
-    Example:
-        treeopt merge part-1 part-2 part-3 --run whole
-    """
-    from treeopt import pipeline
-    from treeopt.report.tables import calibration_table
-
-    calibration = pipeline.merge_runs(run, runs, overwrite=overwrite)
-    show_result(calibration.document(), calibration_table(calibration), as_json)
-
-
-@command(name="import-tree")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the tree there.  [default: print it]")
-@click.option("--batch-size", type=click.IntRange(1), help="Which of a plan's trees, where FILE is a plan.")
-def import_tree(as_json: bool, file: Path, output: Path | None, batch_size: int | None) -> None:
-    """Read a tree in any engine's format.
-
-    FILE is a list in Python, JSON or YAML, an engine's configuration or launch command with one, Neuron's lists of
-    children, Sequoia's growmap, vLLM's tuples, or a plan; FILE:NAME is one of several trees. It is read as it stands:
-    what is no tree is refused.
-
-    \b
-    Example:
-        treeopt import-tree medusa_choices.py --output tree.json
-        treeopt import-tree llm_api_options.yml
-    """
-    from treeopt import pipeline
+def _show_tree(tree: Tree, output: Path | None, as_json: bool) -> None:
     from treeopt.files.storage import schema, write_json
 
-    tree = pipeline.read_tree(file, batch_size=batch_size)
-    told: dict[str, Any] = {"medusa_choices": tree.choices, "size": len(tree), "depth": tree.depth}
+    document: dict[str, Any] = {"medusa_choices": tree.choices, "size": len(tree), "depth": tree.depth}
     if output is not None:
-        write_json(output, "tree", told)
-        told["files"] = [str(output)]
-    show_result({"schema": schema("tree"), **told}, str(output) if output is not None else str(tree.choices), as_json)
+        write_json(output, "tree", document)
+        document["files"] = [str(output)]
+    show_result({"schema": schema("tree"), **document}, str(output or tree.choices), as_json)
 
 
 @command(ExportOptions)

@@ -219,7 +219,6 @@ class SpeculationTimed(BaseModel):
 KIND = Kind("responses of SGLang with meta_info or sglext", is_of_drafts, read_drafts)
 FLAGS = "--speculative-num-steps, -eagle-topk, -num-draft-tokens"
 HOOK, PACKAGE = "sgl-project/sglang python/sglang/srt/arg_groups/speculative_hook.py", "python/sglang/srt/speculative"
-CHAIN_FLAGS = ("eagle-topk = 1", "num-draft-tokens = steps + 1")
 TREES = EngineLimits(dynamic=DynamicLimits())
 method = partial(Method, checked="0.5.23")
 OPTIONS = Speculation(

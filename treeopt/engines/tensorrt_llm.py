@@ -162,7 +162,6 @@ def by_length(counters: Counters) -> Drafts:
 
 
 MAIN, ARGS = "main 0004396, reference of 1.4.0rc1", "NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/llm_args.py"
-SMALLEST = ("max_draft_len = length at the smallest key",)
 CARRIER = "speculative_config in the YAML of trtllm-serve --config"
 chains_by = partial(Method, checked=MAIN, carrier=CARRIER, by_batch_size=True, refuses=rising, write=write)
 ENGINE = ServingEngine(

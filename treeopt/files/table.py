@@ -14,9 +14,8 @@ RULE = re.compile(r"[\s|:-]+")  # below the header of a Markdown table
 def table_rows(text: str, file: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """The number of each line below the header, and its cells by column in small letters; empty cells are left out."""
     lines = [line.strip() for line in text.splitlines()]
-    if any(
-        line.startswith("|") and RULE.fullmatch(line) for line in lines
-    ):  # what stands around a Markdown table is no row
+    is_markdown = any(line.startswith("|") and RULE.fullmatch(line) for line in lines)
+    if is_markdown:  # what stands around the table is no row
         lines = [re.sub(r"[*`]", "", line) if line.startswith("|") else "" for line in lines]
     lines = ["" if RULE.fullmatch(line) else line.removeprefix("|").removesuffix("|") for line in lines]
     first = next(filter(None, lines), "")

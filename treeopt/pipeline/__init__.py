@@ -5,7 +5,7 @@ session.py   what loads a model: options given, on top of those of the run
 profile/     -> profile.json: timed.py, here; untimed.py, read or computed; placement.py, which drafts are timed
 bench.py     -> bench.json; entrants.py, who is decoded; contest.py, how; plain.py, beside what; logged.py, requests of a log
 launched.py  bench by servers that a command of the user's starts; lengths.py, their arms with each length -> arms.json
-trees.py     score: a given tree beside the best · import-tree: the tree in a file
+trees.py     score: a given tree beside the best · read_tree: the tree in a file
 train.py     -> heads, and how they were made
 workers.py   what the workers of a cluster do for calibrate and train
 """
@@ -15,7 +15,7 @@ from treeopt.pipeline.calibrate import calibrate, calibrate_run
 from treeopt.pipeline.compare import compare
 from treeopt.pipeline.contest import contest
 from treeopt.pipeline.export import convert, export, export_all
-from treeopt.pipeline.importing import import_file, merge_runs
+from treeopt.pipeline.importing import import_accuracies, import_files
 from treeopt.pipeline.logs import read_requests
 from treeopt.pipeline.profile.timed import profile
 from treeopt.pipeline.profile.untimed import profile_analytical, profile_from_file

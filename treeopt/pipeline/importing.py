@@ -3,64 +3,111 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from treeopt import __version__
-from treeopt.engines.imports import read_measurement
-from treeopt.engines.measured.rates import Meaning
-from treeopt.errors import InvalidInput
-from treeopt.files.notes import note
+from treeopt.arms.arm import Arms
+from treeopt.arms.tuned import columns_of, keep_arms, read_arms, read_results
+from treeopt.engines.imports import kind_of_file, read_measurement
+from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files.storage import sha256_of
 from treeopt.pipeline.calibrate import summary
+from treeopt.pipeline.trees import read_tree
 from treeopt.records.calibration import ENGINE_LOG, Calibration
+from treeopt.records.exchange import ImportOptions
 from treeopt.records.inputs import broken
 from treeopt.records.merging import merge
 from treeopt.records.origins import Provenance
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
+from treeopt.trees.tree import Tree
+
+ARMS, TREE, SHARDS = "arms", "tree", "shards"  # kinds of what is imported, besides those of accuracies
 
 
-def import_file(
-    run: RunDirectory,
-    paths: Path | Sequence[Path],
-    *,
-    kind: str | None = None,
-    rates: Meaning | None = None,
-    trials: int | None = None,
-    tokens: int | None = None,
-    drafter: str | None = None,
-    overwrite: bool = False,
-) -> Calibration:
-    """Make files of another tool the run's calibration.
+AS_WRITTEN = ImportOptions()
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What files held: a tree, which is written nowhere, or what is the run's own from now on."""
+
+    content: Tree | Arms | Calibration
+    notes: tuple[str, ...] = ()
+
+
+def import_files(run: RunDirectory, paths: Sequence[Path], options: ImportOptions = AS_WRITTEN) -> Imported:
+    """Take what files hold, by what they are: a tree is read, everything else becomes the run's own.
+
+    Run directories with shards of a calibration become its calibration, settings that were run its arms, and accuracies and
+    what an engine counted its calibration. InvalidInput where the run has such a file that is not to be overwritten.
+    """
+    kind, overwrite = options.kind or kind_of_paths(paths, options.columns), options.overwrite
+    if kind == TREE:
+        if len(paths) > 1:
+            raise InvalidInput(f"A tree is read from one file, but got {len(paths)}.")
+        return Imported(read_tree(paths[0]))
+    if kind == SHARDS:
+        calibration = merge_runs(run, paths, overwrite=overwrite)
+        answers, states = (f"{calibration.meta[key]:,} {key}" for key in ("sequences", "positions"))
+        return Imported(calibration, (f"Merged {answers}, {states}.",))
+    if kind == ARMS:
+        arms = read_arms(paths, columns_of(options.columns))
+        keep_arms(run, arms, overwrite=overwrite)
+        return Imported(arms, _notes(arms))
+    results, notes = read_results(paths) if options.kind is None else None, tuple[str, ...]()
+    if results is not None:
+        keep_arms(run, results, overwrite=overwrite)
+        if len(results.arms) > 1:
+            return Imported(results, _notes(results))
+        notes = (*_notes(results), f"Its setting is in {run.arms} too: treeopt tune decides among several.")
+    calibration = import_accuracies(run, paths, options)
+    return Imported(calibration, (*notes, *calibration.meta["notes"]))
+
+
+def kind_of_paths(paths: Sequence[Path], columns: Sequence[str] = ()) -> str:
+    """What files or folders hold, by the first of them; shards where all are run directories with a trace."""
+    first = paths[0]
+    if all(RunDirectory(path).trace.exists() for path in paths):
+        return SHARDS
+    if not first.exists():  # FILE:NAME, of which a tree is one of several
+        return TREE
+    if counted := kind_of_file(first):
+        return counted
+    try:
+        read_arms([first], columns_of(columns))
+    except InvalidInput as no_arms:
+        try:
+            read_tree(first)
+        except OutOfRange:  # a plan of several
+            return TREE
+        except InvalidInput as no_tree:
+            raise InvalidInput(f"{no_arms} As a tree it is refused too: {no_tree}") from None
+        return TREE
+    return ARMS
+
+
+def _notes(arms: Arms) -> tuple[str, ...]:
+    return (*(f"{name}: {meaning}." for name, meaning in arms.meanings.items()), *arms.notes)
+
+
+def import_accuracies(run: RunDirectory, paths: Sequence[Path], options: ImportOptions = AS_WRITTEN) -> Calibration:
+    """The accuracies in some files as the run's calibration; the run's trace goes, so that all are of one origin.
 
     Several files are one measurement of an engine: two scrapes of its counters, or logs to be pooled.
-
-    kind      : what FILE holds: a name from the list above; by default found from the file
-    rates     : what rates by position without counts are: survival (a guess was accepted with all before it, as engines print
-                them), conditional (where all before it were) or marginal (whatever those were); by default survival where one
-                rate a head never rises, else marginal
-    trials    : trials of every head, or number of drafts, if the file has shares only
-    tokens    : tokens that were generated meanwhile, the first of each answer left out, if the file does not say it: tells how
-                many steps had no draft
-    drafter   : what made the drafts, where the file does not say it: medusa, hydra, eagle, eagle3, mtp, draft-model, ngram,
-                suffix, dflash, dspark or redrafter
-    overwrite : replace the run's trace and calibration
-
-    Raises InvalidInput where the run has been calibrated already, unless it is to be overwritten; then its trace is deleted,
-    so that all accuracies are of one origin.
     """
-    paths = [paths] if isinstance(paths, Path) else list(paths)
     if missing := [path for path in paths if not path.exists()]:
         raise InvalidInput(f"{missing[0]} does not exist.")
-    if not overwrite:
+    if not options.overwrite:
         run.check_free("an import", run.accuracies())
     files = [{"file": path.name, "sha256": sha256_of(path)} for path in paths if path.is_file()]
     if len({file["sha256"] for file in files}) < len(files):
         raise InvalidInput("Every file may be given once, but two of them have the same content.")
-    kind, found = read_measurement(paths, kind, drafter=drafter, trials=trials, rates=rates, tokens=tokens)
+    reading = {name: getattr(options, name) for name in ("drafter", "trials", "rates", "tokens")}
+    kind, found = read_measurement(paths, options.kind, **reading)
     # On which machine and by which versions it was measured the file does not say.
     imported = {**(files[0] if len(files) == 1 else {"files": files}), "kind": kind}
     made = replace(Provenance.here(), versions={"treeopt": __version__}, machine=None, imported=imported)
@@ -90,7 +137,6 @@ def merge_runs(run: RunDirectory, others: Sequence[Path], *, overwrite: bool = F
     now = Provenance.here()
     calibration = summary(trace, replace(Provenance.of(trace.meta), command=now.command, time=now.time))
     run.replace_accuracies(calibration, trace)
-    note(f"Merged {trace.num_conversations:,} conversations, {int(trace.has_step.sum()):,} states.")
     return calibration
 
 

@@ -38,7 +38,7 @@ from treeopt.records.options import BenchOptions, Prompts, Server, Source
 from treeopt.records.origins import Provenance, Runtime
 from treeopt.records.plan import Plan, PlanEntry, Ranges, for_all
 from treeopt.records.rules import rule_of
-from treeopt.records.rundir import LAUNCHED, RunDirectory
+from treeopt.records.rundir import LAUNCHABLE, LAUNCHED, RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import progress
 from treeopt.runtime.prompts.encoder import dialogue, plain_text
@@ -50,7 +50,6 @@ from treeopt.trees.draft import Draft
 if TYPE_CHECKING:
     from treeopt.runtime.prompts.sets import Conversation
 
-SERVERS = ("vllm", "llama-cpp")  # that count drafts by position
 IN_A_ROW = 4  # requests of a conversation: a server keeps what one leaves behind for the next
 HEEDED = ("drafter", "prompts", "column", "group_by", "split", "chat_template", "in_order", "seed")
 DRAFTER = re.compile(r"\b(?:DRAFTER|HEADS)(?:\.gguf)?\b")
@@ -99,8 +98,10 @@ def _engine_of(plan: Plan, asked: str | None) -> str:
         raise Unsupported("`launch` asks servers for greedy answers, but the plan is for another rule of acceptance.")
     planned = plan.constraint.engine if plan.constraint else None
     name = asked or (planned.name if planned else "")
-    if name not in SERVERS:
-        raise InvalidInput(f"`engine` must say whose server `launch` starts, {' or '.join(SERVERS)}, but got {name!r}.")
+    if name not in LAUNCHABLE:
+        raise InvalidInput(
+            f"`engine` must say whose server `launch` starts, {' or '.join(LAUNCHABLE)}, but got {name!r}."
+        )
     return name
 
 

@@ -33,12 +33,12 @@ def named_tree(tree: str, *, batch_size: int | None = None) -> Tree:
 def read_tree(path: Path, *, batch_size: int | None = None) -> Tree:
     """A tree from a file in any engine's format, or from a plan.
 
-    path       : FILE:NAME where a file has several trees
+    path       : FILE:NAME where a file has several trees; of a plan NAME is a batch size
     batch_size : which of a plan's trees; may be left out where it has one
     """
     path, name = _split(path)
     if (plan := read_plan(path)) is not None:
-        return plan.entry(batch_size).tree
+        return plan.entry(int(name) if name.isdecimal() else batch_size).tree
     if batch_size is not None:
         raise InvalidInput(f"`batch_size` picks one of a plan's trees, but {path} is no plan: leave it out.")
     try:

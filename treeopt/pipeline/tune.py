@@ -16,12 +16,12 @@ from treeopt.engines.measured.exposition import COUNTERS
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.writing import replace_together, write_text
 from treeopt.pipeline.export import export
-from treeopt.pipeline.importing import import_file
+from treeopt.pipeline.importing import import_accuracies
 from treeopt.pipeline.launched import asked_of, conversations_of
 from treeopt.pipeline.profile.untimed import UNKNOWN_CONTEXT
 from treeopt.pipeline.search import search
 from treeopt.records.calibration import Calibration
-from treeopt.records.exchange import ExportOptions, TableOptions, Watching
+from treeopt.records.exchange import ExportOptions, ImportOptions, TableOptions, Watching
 from treeopt.records.inputs import inputs_of
 from treeopt.records.options import SearchOptions, Source, TreeLimits
 from treeopt.records.origins import Provenance, Runtime
@@ -217,7 +217,9 @@ def _calibration(run: RunDirectory, drafter: str | None, unknown: list[str]) -> 
         unknown.append("No drafts are counted: the server has no drafter, or does not say what it does.")
         return None
     try:
-        calibration = import_file(run, [run.path / BEFORE, run.path / AFTER], drafter=drafter, overwrite=True)
+        calibration = import_accuracies(
+            run, [run.path / BEFORE, run.path / AFTER], ImportOptions(drafter=drafter, overwrite=True)
+        )
     except TreeoptError as error:
         unknown.append(f"Acceptance by position is not known. {error}")
         return None

@@ -73,9 +73,7 @@ def find_accuracies(
 ) -> tuple[Path, RankTrace | Calibration] | None:
     """The accuracies of `read_accuracies`. A run without any has those of ``otherwise``, or None."""
     if source is None and not run.trace.exists() and not run.calibration.exists():
-        source = otherwise
-        if source is None:
-            return None
+        return None if otherwise is None else read_accuracies(run, otherwise)
     return read_accuracies(run, source)
 
 
@@ -97,20 +95,18 @@ def _read(run: RunDirectory, source: str | None, files: Iterable[Path]) -> tuple
 
 def broken(record: Accuracies) -> str | None:
     """Why the drafter does not work, where no guess was right, or of an engine's drafts fewer than one first guess in twenty."""
+    reason = "none of its guesses was right"
     if isinstance(record, Calibration):
         right, trials = int(record.hits[0].sum()), int(record.trials[0])
         nearly_none = record.meta.get("source") == ENGINE_LOG and right + 2 < LEAST_RIGHT * (trials + 4)
-        return (
-            BROKEN.format(f"{right:,} of {trials:,} first guesses were right")
-            if nearly_none or not record.hits.any()
-            else None
-        )
-    if isinstance(record, Probe):
-        is_right = bool(record.accepted[:, 1:].any())
+        works = bool(record.hits.any()) and not nearly_none
+        reason = f"{right:,} of {trials:,} first guesses were right"
+    elif isinstance(record, Probe):
+        works = bool(record.accepted[:, 1:].any())
     else:
         places = record.pool_places
-        is_right = bool((record.ranks >= 0).any() or (places is not None and (places < NO_PLACE).any()))
-    return None if is_right else BROKEN.format("none of its guesses was right")
+        works = bool((record.ranks >= 0).any() or (places is not None and (places < NO_PLACE).any()))
+    return None if works else BROKEN.format(reason)
 
 
 def find_latencies(

@@ -53,13 +53,9 @@ class Shard:
     def record(self, prompts: str, block_prompts: int, blocks: Sequence[RankTrace]) -> ShardRecord:
         """The meta "shard" of a trace that joins its blocks."""
         sequences = [block.num_sequences for block in blocks]
-        return {
-            "prompts": prompts,
-            "block_prompts": block_prompts,
-            "index": self.index,
-            "count": self.count,
-            "sequences": sequences,
-        }
+        return ShardRecord(
+            prompts=prompts, block_prompts=block_prompts, index=self.index, count=self.count, sequences=sequences
+        )
 
 
 WHOLE = Shard()
@@ -75,13 +71,8 @@ def merge(traces: Sequence[Named]) -> RankTrace:
     Raises InvalidInput for traces that are no shards, that do not belong together, or are not all of them.
     """
     for name, trace in traces:
-        if trace.tokens is None or trace.group is None or trace.meta.get("prompt_sha256") is None:
-            raise InvalidInput(f"Merging takes what treeopt calibrate measured, but {name} does not say which prompts.")
-        if trace.meta.get("shard") is None:
-            raise InvalidInput(
-                f"Merging joins the shards of one calibration (treeopt calibrate --shard), but {name} is a whole one. Of "
-                "several files of prompts calibrate on all at once."
-            )
+        if trace.meta.get("shard") is None or trace.group is None or trace.meta.get("prompt_sha256") is None:
+            raise InvalidInput(f"Shards of one calibration are joined (treeopt calibrate --shard), but {name} is none.")
         what = f"Shards of one calibration are merged, but {traces[0][0]} (there) and {name} (here)"
         check_same_origin(_origin(traces[0][1]), _origin(trace), what, "treeopt status says what a run holds.")
     shards = sorted(traces, key=lambda named: named[1].meta["shard"]["index"])

@@ -211,9 +211,9 @@ def check_schedule(schedule: list[BatchRange], n_entries: int) -> None:
     begin: int | None = 1
     for part in schedule:
         if part.first != begin or (part.last or begin) < begin or part.entry >= n_entries:
+            entries = f"the entries 0 to {n_entries - 1}"
             raise InvalidInput(
-                f"A schedule must have ranges from 1 on that follow each other, of the entries 0 to {n_entries - 1}, but has "
-                f"'{part}'."
+                f"A schedule must have ranges from 1 on that follow each other, of {entries}, but has '{part}'."
             )
         begin = part.last and part.last + 1
     if begin is not None:

@@ -31,6 +31,7 @@ ENGINES = {  # other runtimes on this machine, and the functions of `treeopt.run
     "vllm": "vllm:Vllm",
 }
 LAUNCHED = "launched"  # the servers that a user's command started
+LAUNCHABLE = ("vllm", "llama-cpp")  # the engines of such servers, which count drafts by position
 DECODERS = (*ENGINES, LAUNCHED)  # runtimes of benchmarks, besides treeopt's own
 BENCH = re.compile(rf"bench(?:-({'|'.join(DECODERS)}))?(?:-batch-size-(\d+))?", re.ASCII)
 MAKERS = {  # commands that have other names than their files
@@ -194,29 +195,36 @@ class RunDirectory:
         for file in filter(Path.exists, files):
             raise InvalidInput(f"{file} exists, and {what} replaces it only if it is to be overwritten. {self.remedy}")
 
+    @property
+    def can_decode(self) -> bool:
+        """Whether treeopt decodes here: in an empty run, and with its own trace; not for figures from elsewhere."""
+        return self.trace.exists() or not (self.accuracies() or self.plan.exists() or self.arms.exists())
+
     def read_trace(self) -> RankTrace:
-        return _read(self.trace, RankTrace.load, self.command("calibrate"))
+        return self._read(self.trace, RankTrace.load, "calibrate")
 
     def read_probe(self) -> Probe:
-        return _read(self.probe, Probe.load, self.command("calibrate", "--rule", "typical"))
+        return self._read(self.probe, Probe.load, "calibrate", "--rule", "typical")
 
     def read_calibration(self) -> Calibration:
-        return _read(self.calibration, Calibration.load, self.command("calibrate"))
+        return self._read(self.calibration, Calibration.load, "calibrate")
 
     def read_requests(self) -> RequestLog:
-        return _read(self.requests, RequestLog.load, self.command(*maker(self.requests.name)))
+        return self._read(self.requests, RequestLog.load, *maker(self.requests.name))
 
     def read_profile(self) -> LatencyProfile:
-        profile = _read(self.profile, LatencyProfile.load, self.command("profile"))
+        profile = self._read(self.profile, LatencyProfile.load, "profile")
         if self.calibration.exists() and any(point.depth_assumed for point in profile.points):
             profile = profile.as_deep_as(self.read_calibration().num_heads)
         return profile
 
     def read_plan(self) -> Plan:
-        return _read(self.plan, Plan.load, self.command("search"))
+        return self._read(self.plan, Plan.load, "search")
 
-
-def _read(path: Path, load: Callable[[Path], T], command: str) -> T:
-    if not path.exists():
-        raise InvalidInput(f"{path} does not exist yet. Make it with: {command}")
-    return load(path)
+    def _read(self, path: Path, load: Callable[[Path], T], *words: str) -> T:
+        """The result in a file. InvalidInput where it is missing names the command that makes it, or else status."""
+        if path.exists():
+            return load(path)
+        is_made_here = self.can_decode or words == ("search",)
+        hint = f"Make it with: {self.command(*words)}" if is_made_here else self.status_says
+        raise InvalidInput(f"{path} does not exist yet. {hint}")

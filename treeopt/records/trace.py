@@ -256,14 +256,6 @@ class RankTrace(Answers):
                 f"the end, has rank {self.ranks[state, head]} at head {head + 1}."
             )
 
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        if "weight" in npz.names(path):  # of an older version, whose accuracies would differ
-            raise InvalidInput(
-                f"{path} weighs its conversations, which this version does not: calibrate on the traffic itself."
-            )
-        return super().load(path)
-
     @property
     def num_heads(self) -> int:
         return int(self.ranks.shape[1])

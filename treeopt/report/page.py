@@ -214,7 +214,7 @@ def _section(entry: PlanEntry, plan: Plan, inputs: Inputs, sources: Sources) -> 
     try:
         bench = inputs.bench(entry.batch_size)
     except OutOfRange as reason:
-        missing = str(reason)
+        missing = str(reason) if run.can_decode else None
     else:
         file = run.bench_of(entry.batch_size)
         sources.add_bench(file if file.exists() else run.bench, bench)

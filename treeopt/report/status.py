@@ -2,10 +2,14 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from treeopt.arms.arm import Arms
+from treeopt.engines.plans import prepare, write_served
+from treeopt.engines.registry import runners
 from treeopt.errors import TreeoptError
 from treeopt.files.shell import command_line
 from treeopt.records.benchmark import Benchmark
@@ -17,7 +21,7 @@ from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rules import option_of, rule_of
-from treeopt.records.rundir import DECODERS, ENGINES, RunDirectory, maker
+from treeopt.records.rundir import DECODERS, ENGINES, LAUNCHABLE, RunDirectory, maker
 from treeopt.records.trace import RankTrace
 from treeopt.report.wording import count
 
@@ -53,8 +57,10 @@ def status(run: RunDirectory) -> RunStatus:
     """Read everything that a run directory has; a file that cannot be read gets a row that says so."""
     found: Records = {}
     rows = [*_results(run, found), *_folders(run), *_journals(run)]
-    why, words = _next(run, {row.name: row for row in rows}, found)
-    command = command_line("treeopt", *words, "--run", run.path) if words else None
+    steps = Steps(run, {row.name: row for row in rows}, found)
+    why, command = next(
+        iter(steps), ("Everything is up to date. Whether it still is for later traffic: treeopt compare.", None)
+    )
     return RunStatus(run=str(run.path), files=rows, why=why, next=command)
 
 
@@ -65,15 +71,15 @@ def _results(run: RunDirectory, found: Records) -> Iterator[FileStatus]:
         (run.trace, RankTrace.load, _trace),
         (run.probe, Probe.load, lambda probe: (probe.meta, f"{count(len(probe.accepted), 'step')} of a tree")),
         (run.requests, RequestLog.load, lambda log: (log.meta, count(log.num_sequences, "request"))),
+        (run.arms, Arms.load, lambda arms: ({}, count(len(arms.arms), "setting"))),
         (run.profile, LatencyProfile.load, lambda p: (p.info, _timed(p))),
         (run.plan, Plan.load, _plan),
         *((file, Benchmark.load, _bench) for file in run.benches()),
     ]
-    calibrated = Provenance()  # when and by which command, which a trace does not say itself
     for file, load, tell in kinds:
         if not file.exists():
             continue
-        made, command = _written(file), None
+        made = _written(file)
         try:
             record = found[file.name] = load(file)
             info, holds = tell(record)
@@ -81,12 +87,10 @@ def _results(run: RunDirectory, found: Records) -> Iterator[FileStatus]:
             yield FileStatus(name=file.name, made=made, state=DAMAGED, why=str(error))
             continue
         origin = Provenance.of(info)
-        calibrated = origin if calibrated == Provenance() else calibrated
         if file != run.plan:
-            made = origin.time or calibrated.time or made
-            command = origin.command or calibrated.command
+            made = origin.time or made
         age = _age(changed(run, getattr(record, "inputs", None) or {}, or_gone=True))
-        yield FileStatus(name=file.name, made=made, command=command, holds=holds, of=_origin(origin), **age)
+        yield FileStatus(name=file.name, made=made, command=origin.command, holds=holds, of=_origin(origin), **age)
 
 
 def _folders(run: RunDirectory) -> Iterator[FileStatus]:
@@ -116,52 +120,105 @@ def _journals(run: RunDirectory) -> Iterator[FileStatus]:
         yield FileStatus(name=folder.name, made=_written(folder), state=UNFINISHED, why=why)
 
 
-def _next(run: RunDirectory, rows: Mapping[str, FileStatus], found: Records) -> tuple[str, list[str]]:
-    """Why, and the words of the command; none where nothing is to be done."""
-    for row in rows.values():
-        if row.state == DAMAGED:
-            return f"{row.name} cannot be read. Delete it, and make it again.", maker(row.name)
-    measured = ("calibrate", "probe", "profile", "bench", *(run.bench_in(e).stem for e in DECODERS))
-    for name in ("drafters", "run", *measured):
-        if f"{name}.partial" in rows:
-            words = maker(name)
-            return f"{' '.join(words)} was stopped. The same command, with the same options, continues.", words
+@dataclass(frozen=True)
+class Steps:
+    """What is to be done in a run, each step with why and its command; only what the run's kind needs is there.
 
-    def wanting(name: str) -> str:
-        """Why a file is to be made; empty where it is up to date."""
-        if name not in rows:
-            return f"There is no {name} yet."
-        return f"{name} is stale: {rows[name].why}." if rows[name].state == STALE else ""
+    rows    : file name to its row
+    records : file name to what was read from it
+    """
 
-    plan = found.get(run.plan.name)
-    if run.requests.name in found and (why := wanting(run.plan.name)):
-        return why, ["search", "--for", "ENGINE"]
-    decodes = run.trace.name in found and bool(found[run.trace.name].meta.get("source"))
-    used = plan.inputs if plan else {}  # shipped files are not the run's, and never wanting
-    accuracies = {run.trace.name, run.probe.name, run.calibration.name}
-    if not {run.calibration.name, run.requests.name} & found.keys() and (plan is None or accuracies & used.keys()):
-        return "Nothing is calibrated yet.", ["calibrate"]
-    timed = plan is not None and run.profile.name not in used and plan.entries[0].chosen.step_ms is not None
-    if not timed and (why := wanting(run.profile.name)):
-        profile = found.get(run.profile.name)
+    run: RunDirectory
+    rows: Mapping[str, FileStatus]
+    records: Records
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        """All steps, the next one first."""
+        run, records = self.run, self.records
+        for row in self.rows.values():
+            if row.state == DAMAGED:
+                yield f"{row.name} cannot be read. Delete it, and make it again.", run.command(*maker(row.name))
+        measured = ("calibrate", "probe", "profile", "bench", *(run.bench_in(engine).stem for engine in DECODERS))
+        for name in ("drafters", "run", *measured):
+            if f"{name}.partial" in self.rows:
+                words = maker(name)
+                why = f"{' '.join(words)} was stopped. The same command, with the same options, continues."
+                yield why, run.command(*words)
+        plan, trace = records.get(run.plan.name), records.get(run.trace.name)
+        accuracies = {file.name for file in (run.trace, run.probe, run.calibration)}
+        if trace is not None and (shard := trace.meta.get("shard")):
+            others = [f"SHARD-{n}" for n in range(1, shard["count"] + 1) if n != shard["index"]]
+            why = (
+                f"It holds shard {shard['index']} of {shard['count']} of a calibration. They are joined in another run."
+            )
+            yield why, command_line("treeopt", "import", run.path, *others, "--run", "WHOLE")
+        elif run.requests.name in records:
+            yield from self.planned("search", "--for", "ENGINE")
+        elif plan is not None and not accuracies & {*plan.inputs, *records}:  # from shipped figures
+            yield from self.planned("search", "--calibration", "NAME")
+        elif plan is None and run.arms.name in records and not accuracies & records.keys():
+            yield "It holds settings that were run. The decision among them is printed.", run.command("tune")
+        elif run.calibration.name not in records:
+            yield "Nothing is calibrated yet.", run.command("calibrate")
+        else:
+            yield from self.timed()
+            yield from self.planned("search")
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the run's model can be decoded here again."""
+        trace = self.records.get(self.run.trace.name)
+        return trace is not None and trace.meta.get("source") is not None
+
+    def made(self, name: str, *words: str) -> Iterator[tuple[str, str]]:
+        """The step that makes a file, where it is missing or stale."""
+        if name not in self.rows:
+            yield f"There is no {name} yet.", self.run.command(*words)
+        elif self.rows[name].state == STALE:
+            yield f"{name} is stale: {self.rows[name].why}.", self.run.command(*words)
+
+    def timed(self) -> Iterator[tuple[str, str]]:
+        """The step that makes a profile; a plan that was made without one stays, unless it can be timed here."""
+        name = self.run.profile.name
+        plan, profile = self.records.get(self.run.plan.name), self.records.get(name)
+        is_timed = plan is not None and plan.entries[0].chosen.step_ms is not None
+        if plan is not None and name not in plan.inputs and (is_timed or not self.decodes):
+            return
         engine = profile.runtime.get("name") if profile else None
-        own = ["profile", *(["--engine", engine] if engine in ENGINES else [])]
-        return why, own if decodes else ["profile", "--from-csv", "FILE"]
-    if plan is None or wanting(run.plan.name):
-        return wanting(run.plan.name), ["search"]
-    benches = [run.bench_of(entry.batch_size) for entry in plan.entries] if len(plan.entries) > 1 else [run.bench]
-    for file in [*benches, *run.engine_benches()] if decodes else ():
-        if why := wanting(file.name):
-            return why, maker(file.name)
-    exports = [name for name in rows if name.startswith(f"{run.export.name}/")]
-    old = [name for name in exports if rows[name].state == STALE]
-    if plan.speculates and old:
-        return wanting(old[0]), ["export", "--to", old[0].split("/")[1]]
-    if plan.speculates and not exports:
-        engine = plan.constraint.engine if plan.constraint else None
-        return "Nothing is exported yet.", ["export", "--to", engine.name if engine else "ENGINE"]
-    why = wanting(run.report.name)
-    return (why, ["report"]) if why else ("Everything is up to date.", [])
+        here = ["profile", *(["--engine", engine] if engine in ENGINES else [])]
+        yield from self.made(name, *(here if self.decodes else ("profile", "--from-csv", "FILE")))
+
+    def planned(self, *search: str) -> Iterator[tuple[str, str]]:
+        """The steps from the plan on."""
+        run, plan = self.run, self.records.get(self.run.plan.name)
+        yield from self.made(run.plan.name, *search)
+        if plan is None:
+            return
+        benches = [run.bench_of(entry.batch_size) for entry in plan.entries] if len(plan.entries) > 1 else [run.bench]
+        for file in [*(benches if self.decodes else ()), *run.engine_benches()]:
+            yield from self.made(file.name, *maker(file.name))
+        engine = plan.constraint.engine.name if plan.constraint and plan.constraint.engine else _first_taking(plan)
+        exports = [name for name in self.rows if name.startswith(f"{run.export.name}/")]
+        if plan.speculates:
+            for name in exports or ([f"{run.export.name}/{engine}"] if engine else []):
+                yield from self.made(name, "export", "--to", name.split("/")[1])
+            if engine in LAUNCHABLE and not self.decodes and plan.constraint and not run.engine_benches():
+                yield "The plan was not tried yet.", run.command("bench", "--launch", "COMMAND")
+        yield from self.made(run.report.name, "report")
+
+
+def _first_taking(plan: Plan) -> str | None:
+    """The first engine that takes the plan as it is, None where none does; ENGINE where the drafter is not known."""
+    kind = (plan.drafter or {}).get("kind")
+    if kind is None:
+        return "ENGINE"
+    for name in runners(kind):
+        with suppress(TreeoptError):
+            prepared = prepare(plan, name)
+            for part in prepared.parts.values():
+                write_served(prepared.method, *part)
+            return name
+    return None
 
 
 def _trace(trace: RankTrace) -> Told:

@@ -187,7 +187,8 @@ def pictures(
 ) -> Iterator[Picture | str]:
     """Draw the named figures (all that a run measured, if None), one after the other.
 
-    Yields a picture, or a sentence on one that was left out: why, and which command makes its input.
+    Yields a picture, or a sentence on one that was left out: why, and which command makes its input. Of a run whose figures
+    are from elsewhere only pictures that were asked for are missed.
     Raises InvalidInput for a name that is not in `FIGURES`.
     """
     wanted = FIGURES if names is None else names
@@ -205,7 +206,8 @@ def pictures(
                 drawing = draw_tree(data) if isinstance(data, TreeData) else draw_chart(data)
                 yield Picture(figure, stem, size, data, drawing)
             except OutOfRange as reason:
-                yield f"{stem} was left out: {reason}"
+                if names is not None or run.can_decode:
+                    yield f"{stem} was left out: {reason}"
 
 
 def draw(
