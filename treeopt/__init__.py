@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from treeopt.arms.gate import Gate as Gate
     from treeopt.arms.tuned import TunedArms
     from treeopt.growth.score import Score as Score
+    from treeopt.pipeline.contest import contest as contest
     from treeopt.pipeline.train import Training
     from treeopt.planning.compared import Compared as Compared
     from treeopt.planning.compared import Comparison
@@ -79,7 +80,7 @@ TYPES = {
     "LatencyProfile": "records.profile", "Plan": "records.plan", "Benchmark": "records.benchmark",
     "RequestLog": "records.requestlog", "RunDirectory": "records.rundir", "Score": "growth.score", "Compared": "planning.compared",
     "GroupsCompared": "planning.compared", "DraftersCompared": "planning.compared", "Session": "runtime.session",
-    "Tree": "trees.tree", "Gate": "arms.gate", "Arms": "arms.arm", "Rule": "records.rules", "Recipe": "runtime.training.recipe",
+    "Tree": "trees.tree", "Gate": "arms.gate", "contest": "pipeline.contest", "Arms": "arms.arm", "Rule": "records.rules", "Recipe": "runtime.training.recipe",
 }  # fmt: skip
 FUNCTIONS = (
     "open", "calibrate", "requests", "profile", "search", "bench", "tune", "compare", "score", "train", "export", "load",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from functools import wraps
-from inspect import signature
+from inspect import cleandoc, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,8 @@ class Command(click.Command):
         shows_all = ctx.meta.get("shows_all", False)
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
+            if not isinstance(parameter, click.Option):
+                continue
             record, heading = parameter.get_help_record(ctx), OUTPUT if shows_all else "Options"
             if isinstance(parameter, TypedOption) and shows_all:
                 heading = parameter.heading
@@ -73,7 +75,7 @@ class TypedOption(click.Option):
             return None
         text, _, default = self.known.text.partition("; by default ")
         if not ctx.meta.get("shows_all", False):
-            text = re.split(r"[;.] ", text)[0]
+            text = _first_clause(text)
         text = f"Do not {text}" if self.flags[str(self.name)].startswith("--no-") else text[:1].upper() + text[1:]
         default = default or self._default
         return record[0], _with_flags(text, self.flags) + (
@@ -92,6 +94,10 @@ class TypedOption(click.Option):
             if isinstance(default, int | float)
             else str(default)
         )
+
+
+def _first_clause(text: str) -> str:
+    return re.split(r"(?<!\.\.)[;.] ", text)[0]
 
 
 def _with_flags(text: str, flags: Mapping[str, str]) -> str:
@@ -173,7 +179,8 @@ def command(
         params = [*reversed(getattr(function, "__click_params__", []))]
         common_first = sorted(known, key=lambda field: not known[field].is_common)
         params += [TypedOption(field, known[field], heading.get(field, OUTPUT), flags) for field in common_first]
-        if any(not option.is_common for option in known.values()):
+        texts = {option.text.partition("; by default ")[0] for option in known.values()}
+        if any(not option.is_common for option in known.values()) or any(_first_clause(text) != text for text in texts):
             params.append(
                 click.Option(
                     ["--help-all"],
@@ -199,9 +206,9 @@ def command(
             with run.writing() if writes else nullcontext():
                 return function(run, as_json, *instances, **values)
 
-        summary = (function.__doc__ or "").partition("\n")[0]
+        text = cleandoc(function.__doc__ or "")
         return Command(
-            name or function.__name__, callback=callback, params=params, help=function.__doc__, short_help=summary
+            name or function.__name__, callback=callback, params=params, help=text, short_help=text.partition("\n")[0]
         )
 
     return decorate

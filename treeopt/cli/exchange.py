@@ -105,22 +105,15 @@ def import_(
 ) -> None:
     """Take what another tool, or another run, measured as the run's own.
 
+    What FILE holds is found from the file; --from names it otherwise.
+
     \b
-    FILE holds settings that were run, which become arms.json (treeopt tune decides among them):
-        arms           a table with tokens per second, or what a benchmark of vLLM, SGLang or llama.cpp wrote
-    or accuracies, which become calibration.json:
-        csv            a table of accuracies or hits
-        rates          a training log, or an analysis of acceptance
-    or what an engine counted while it served chains, likewise:
-        vllm-metrics   /metrics before and after, the log, vllm bench serve
-        vllm-requests  responses with draft metrics, or AIPerf's records
-        sglang         responses with meta_info or sglext
-        tensorrt-llm   /prometheus/metrics before and after, or responses
-        llama-cpp      the log, or /metrics before and after
-    or it is a run directory:
-        shards         all shards of a calibration (calibrate --shard), which become one, byte for byte
-    or a tree, which is printed:
-        tree           in any engine's format, or a plan; FILE:NAME is one of several, FILE:4 a plan's at batch size 4
+    arms          settings that were run: a table, or what a benchmark wrote
+    csv, rates    accuracies, hits, or a training log
+    vllm-metrics, vllm-requests, sglang, tensorrt-llm, llama-cpp
+                  what an engine counted: /metrics before and after, logs, responses
+    shards        run directories of calibrate --shard, which become one calibration
+    tree          in any engine's format; FILE:NAME is one of several, PLAN:4 one of a plan
 
     \b
     Example:

@@ -76,11 +76,11 @@ class ImportOptions(Options):
     """What files of other tools mean, where they do not say it."""
 
     kind: str | None = option(
-        "what FILE holds: a name from the list above; by default found from the file", flag="--from", common=True
+        "what FILE holds: a name from above; by default found from the file", flag="--from", common=True
     )
     rates: Literal["survival", "conditional", "marginal"] | None = option(
-        "what rates by position without counts are: survival (a guess was accepted with all before it, as engines print them), "
-        "conditional (where all before it were) or marginal (whatever those were); by default survival where one rate a head never "
+        "what rates by position without counts are. Of survival a guess was accepted with all before it, as engines print them; of "
+        "conditional where all before it were; of marginal whatever those were; by default survival where one rate a head never "
         "rises, else marginal",
         choices=("survival", "conditional", "marginal"),
         common=True,
@@ -89,14 +89,14 @@ class ImportOptions(Options):
         "trials of every head, or number of drafts, if the file has shares only", least=1, common=True
     )
     tokens: int | None = option(
-        "tokens that were generated meanwhile, the first of each answer left out, if the file does not say it: tells how many "
+        "tokens that were generated meanwhile, if the file does not say it. The first of each answer is left out; they tell how many "
         "steps had no draft",
         least=1,
         common=True,
     )
     drafter: str | None = option(
-        "what made the drafts, where the file does not say it: medusa, hydra, eagle, eagle3, mtp, draft-model, ngram, suffix, "
-        "dflash, dspark or redrafter",
+        "what made the drafts, where the file does not say it: eagle3, ngram, mtp ... Others are medusa, hydra, eagle, draft-model, "
+        "suffix, dflash, dspark and redrafter",
         common=True,
     )
     columns: Sequence[str] = option(
