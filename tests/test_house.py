@@ -128,24 +128,12 @@ def functions_too_long() -> set[str]:
 
 
 def functions_of_many_parameters() -> set[str]:
-    """Commands and drawings may have more, and so may what the public API offers of the commands."""
-    free = ("treeopt.cli.", "treeopt.report.figures.")
-    public = {
-        alias.name
-        for node in ast.walk(modules()["treeopt"])
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
+    """Parameters are counted with what ``*`` and ``**`` take: one each."""
     found = set()
     for name, node in functions():
         a = node.args
-        parameters = [p.arg for p in (*a.posonlyargs, *a.args, *a.kwonlyargs) if p.arg not in ("self", "cls")]
-        if (
-            len(parameters) > PARAMETERS
-            and not name.startswith(free)
-            and node.name not in public
-            and name.count(".") > 1
-        ):
+        parameters = [p for p in (*a.posonlyargs, *a.args, a.vararg, *a.kwonlyargs, a.kwarg) if p is not None]
+        if sum(p.arg not in ("self", "cls") for p in parameters) > PARAMETERS:
             found.add(name)
     return found
 
