@@ -179,7 +179,7 @@ def test_what_an_engine_cannot_do_is_said(run, session, bench, tmp_path, capsys)
 
 def test_a_draft_model_with_other_rows_guesses_text():
     """Its tokenizer is handed over too, and the texts stay; the demo's has one."""
-    opened = api.open("demo", drafter="draft", dtype="float64")
+    opened = api.open(api.Model("demo", "draft", dtype="float64"))
     prompt = opened.prompts.next_prompt(opened.prompts.conversations[0], [])
     stop = StopRule(frozenset(), 6, at_loops=False)
     plain = said(Transformers(Setup(opened.target, opened.drafter, stop)), prompt, 0)

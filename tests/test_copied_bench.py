@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import treeopt
-from tests.helpers.steps import api_bench
+from tests.helpers.steps import api_bench, search
 from treeopt import demo
 from treeopt.demo.corpus import standard_library
 from treeopt.errors import InvalidInput, Unsupported
@@ -73,7 +73,7 @@ def run(log, tmp_path) -> RunDirectory:
 
 def proved(run: RunDirectory, engine: str, log: RequestLog, **options) -> Benchmark:
     """The benchmark of a plan for the engine, whose steps are the prediction's: the log has plain decoding's own texts."""
-    treeopt.search(run=run, engine=engine.partition("-")[0], method="prompt-lookup")
+    search(run, engine=engine.partition("-")[0], method="prompt-lookup")
     bench = api_bench(run=run, engine=engine, **options)
     kept = int((halves(log)[log.clusters] > 0).sum())
     limits = [one.limit for one, half in zip(log.requests(), halves(log)[log.clusters], strict=True) if half > 0]
@@ -99,7 +99,7 @@ def test_every_request_takes_the_steps_of_the_replay_and_those_that_were_predict
 
 
 def test_the_answers_are_as_long_as_is_asked_and_as_many(run):
-    treeopt.search(run=run, engine="transformers", method="prompt-lookup")
+    search(run, engine="transformers", method="prompt-lookup")
     bench = api_bench(run=run, engine="transformers", num_prompts=3, max_new_tokens=8)
     assert [answer.tokens for answer in bench.contender("usual").sequences] == [8] * 3
 
@@ -115,7 +115,7 @@ def test_the_answers_are_as_long_as_is_asked_and_as_many(run):
     ids=str,
 )
 def test_what_does_not_belong_to_a_log_is_refused_in_a_sentence(run, options, said):
-    treeopt.search(run=run, engine="transformers", method="prompt-lookup")
+    search(run, engine="transformers", method="prompt-lookup")
     with pytest.raises((InvalidInput, Unsupported), match=said):
         api_bench(run=run, **options)
 
@@ -123,7 +123,7 @@ def test_what_does_not_belong_to_a_log_is_refused_in_a_sentence(run, options, sa
 def test_a_log_of_another_model_is_refused(log, tmp_path):
     made = RequestLog.of(Request([10**6, 5], [7, 8]) for _ in range(2))
     made.save(tmp_path / "requests.npz")
-    treeopt.search(run=tmp_path, engine="transformers", method="prompt-lookup")
+    search(tmp_path, engine="transformers", method="prompt-lookup")
     with pytest.raises(InvalidInput, match="model must say which model answers"):
         api_bench(run=tmp_path, engine="transformers")
     with pytest.raises(InvalidInput, match="has the token 1000000"):
@@ -137,7 +137,7 @@ def test_openvino_takes_the_steps_of_the_replay_alone_and_together(run, log):
     assert {point.size for point in profile.points if point.batch_size == 1} == {2, 3, 5, 7, 9, 13, 17}
     bench = proved(run, "openvino", log)
     assert "default plain" in {one.name for one in bench.contenders}
-    treeopt.search(run=run, engine="openvino", batch_sizes=(2,))
+    search(run, engine="openvino", batch_sizes=(2,))
     together = api_bench(run=run, engine="openvino")
     for one in together.contenders[:3]:
         assert [answer.steps for answer in one.sequences] == [answer.replayed_steps for answer in one.sequences]
@@ -154,7 +154,7 @@ def test_a_server_of_llama_cpp_takes_the_steps_of_the_replay(run, log, monkeypat
     for variable, value in TOLD.items():
         monkeypatch.setenv(variable, value)
     write_gguf(demo.MODEL, run.path / "model.gguf")
-    plan = treeopt.search(run=run, engine="llama-cpp", method=kind)
+    plan = search(run, engine="llama-cpp", method=kind)
     launch = f"{server} --model {run.path / 'model.gguf'} --parallel 1 --port {{port}} {{options}}"
     bench = api_bench(run=run, launch=launch, engine="llama-cpp", rounds=1)
     held_out = [one for one, half in zip(log.requests(), halves(log)[log.clusters], strict=True) if half > 0]
@@ -178,7 +178,7 @@ def test_vllm_takes_the_steps_of_the_replay(tmp_path):
     texts = [tokenizer.encode(text * 4) for text in TEXTS]
     made = RequestLog.of(Request(text, text[:24], 24 + i) for i, text in enumerate(texts))
     made.save(tmp_path / "requests.npz")
-    treeopt.search(run=tmp_path, engine="vllm", method="ngram-v1")
+    search(tmp_path, engine="vllm", method="ngram-v1")
     options = {"model": "smollm2", "engine_python": python, "rounds": 1}
     bench = api_bench(run=tmp_path, engine="vllm", **options)
     for one in bench.contenders:

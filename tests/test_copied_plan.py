@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import treeopt
+from tests.helpers.steps import search
 from treeopt import pipeline
 from treeopt.engines.copied import KIND
 from treeopt.errors import InvalidInput, OutOfRange
@@ -97,7 +98,7 @@ def chosen_of(entry) -> tuple[int, int]:
 
 
 def test_what_is_chosen_emits_what_the_reference_does_on_conversations_that_it_was_not_sought_on(run):
-    plan = treeopt.search(run=run, **METHOD)
+    plan = search(run, **METHOD)
     entry, log = plan.entries[0], RequestLog.load(run.requests)
     chosen = chosen_of(entry)
     assert entry.chosen.tokens_per_step == pytest.approx(by_reference(log, 1, *chosen))
@@ -110,7 +111,7 @@ def test_what_is_chosen_emits_what_the_reference_does_on_conversations_that_it_w
 @pytest.mark.parametrize("row_ms", [0.0, 0.3, 30.0])
 def test_dear_rows_are_verified_less_and_at_last_not_at_all(run, row_ms):
     profile_of(row_ms).save(run.profile)
-    plan = treeopt.search(run=run, **METHOD)
+    plan = search(run, **METHOD)
     for entry in plan.entries:
         figure = entry.chosen
         assert not any("No profile" in said for said in entry.warnings)
@@ -141,7 +142,7 @@ def test_steps_of_any_depth_price_copied_text(run, monkeypatch, steps, most_rows
         assert ms[:-1] == pytest.approx(np.interp(np.arange(1, most_rows + 1), *zip(*timed, strict=True)), rel=0.05)
         assert np.isnan(ms[-1])
     monkeypatch.setattr(copied, "MOST_TRIED", 12)
-    plan = treeopt.search(run=run, engine="vllm", method="ngram-v1")
+    plan = search(run, engine="vllm", method="ngram-v1")
     assert plan.entries[0].speculates
     assert all(entry.chosen.draft.rows <= most_rows for entry in plan.entries)
 
@@ -151,16 +152,16 @@ def test_a_profile_of_plain_steps_is_refused_before_the_replay(run, monkeypatch)
     monkeypatch.setattr(copied, "replay", None)
     profile_of(0.1, rows=2).save(run.profile)
     with pytest.raises(OutOfRange, match="at batch size 1 the profile has plain steps alone: time larger sizes"):
-        treeopt.search(run=run, **METHOD)
+        search(run, **METHOD)
     with pytest.raises(OutOfRange, match="covers batch sizes 1, 4, but 2 was asked"):
-        treeopt.search(run=run, batch_sizes=[2], **METHOD)
+        search(run, batch_sizes=[2], **METHOD)
 
 
 @pytest.mark.parametrize("engine", ["openvino", "vllm"])
 def test_settings_beyond_what_was_timed_are_left_out_with_what_was_timed(run, engine):
     """Steps of 3 rows: a usual setting that verifies more is said, and a drafter of which all do is left out."""
     profile_of(0.1, batch_sizes=(1,), rows=4).save(run.profile)
-    (entry,) = treeopt.search(run=run, engine=engine).entries
+    (entry,) = search(run, engine=engine).entries
     said = " ".join(entry.warnings)
     assert entry.chosen.draft.rows <= 3
     assert "is not compared: it verifies up to 6 rows, more than were timed" in said
@@ -178,7 +179,7 @@ def test_where_every_setting_verifies_more_than_was_timed_the_largest_is_said(ru
     monkeypatch.setitem(KINDS, "openvino:prompt-lookup", kind._replace(options=options))
     profile_of(0.1, batch_sizes=(1,), rows=4).save(run.profile)
     with pytest.raises(OutOfRange, match=r"verifies more than the 3 rows that were timed\. Time larger sizes\."):
-        treeopt.search(run=run, engine="openvino")
+        search(run, engine="openvino")
 
 
 def test_steps_cost_what_their_rows_do_on_average():
@@ -335,7 +336,7 @@ def test_the_best_of_separate_options_is_found():
 )
 def test_what_is_not_for_copied_text_is_refused(run, options, said):
     with pytest.raises(InvalidInput, match=said):
-        treeopt.search(run=run, **options)
+        search(run, **options)
 
 
 def test_what_is_kept_between_requests_is_bracketed(tmp_path):
@@ -347,7 +348,7 @@ def test_what_is_kept_between_requests_is_bracketed(tmp_path):
         cluster=np.arange(24),
     )
     twice.save(tmp_path / "requests.npz")
-    plan = treeopt.search(run=tmp_path, engine="vllm", method="suffix")
+    plan = search(tmp_path, engine="vllm", method="suffix")
     (said,) = [w for w in plan.entries[0].warnings if "keeps text" in w]
     cold, serial = (
         float(part.split()[-1].rstrip(".")) for part in said.split(": ", 1)[1].split(". The plan")[0].split(";")
@@ -357,13 +358,13 @@ def test_what_is_kept_between_requests_is_bracketed(tmp_path):
 
 
 def test_nothing_beyond_the_budget_is_planned_and_the_usual_setting_is_said(run):
-    (entry,) = treeopt.search(run=run, budget=4, **METHOD).entries
+    (entry,) = search(run, budget=4, **METHOD).entries
     assert all(figure.size <= 4 for figure in (entry.chosen, *entry.others.values(), *entry.curve))
     (said,) = [one for one in entry.warnings if "usual setting" in one]
     log = RequestLog.load(run.requests)
     assert f"up to 11 rows, beyond the budget of 4: it emits {by_reference(log, 1, 10, 2):.2f} tokens per step" in said
     with pytest.raises(InvalidInput, match="must be larger than 1"):
-        treeopt.search(run=run, budget=1, **METHOD)
+        search(run, budget=1, **METHOD)
 
 
 def test_of_a_long_log_the_first_answers_are_replayed(run, tmp_path, monkeypatch):
@@ -373,18 +374,18 @@ def test_of_a_long_log_the_first_answers_are_replayed(run, tmp_path, monkeypatch
     half = copied.halves(part)
     assert half.tolist() == copied.halves(log)[: len(half)].tolist()
     monkeypatch.setattr(copied, "JUDGED_TOKENS", 800)
-    entry = treeopt.search(run=run, **METHOD).entries[0]
+    entry = search(run, **METHOD).entries[0]
     assert any(f"the first {part.num_sequences} of 48 requests" in said for said in entry.warnings)
     alone = RunDirectory(tmp_path / "alone")
     with alone.writing():
         alone.replace_requests(part)
-    assert treeopt.search(run=alone, **METHOD).entries[0].chosen == entry.chosen
+    assert search(alone, **METHOD).entries[0].chosen == entry.chosen
 
 
 def test_a_plan_that_is_made_again_is_the_same_file(run):
-    treeopt.search(run=run, **METHOD)
+    search(run, **METHOD)
     before = run.plan.read_bytes()
-    treeopt.search(run=run, **METHOD)
+    search(run, **METHOD)
     assert run.plan.read_bytes() == before
 
 
@@ -402,17 +403,17 @@ def test_logs_with_little_in_them(tmp_path, row_ms):
     for name, answers in few.items():
         log_of_answers(answers).save(tmp_path / "requests.npz")
         for engine in ("transformers", "vllm"):
-            entry = treeopt.search(run=tmp_path, engine=engine).entries[0]
+            entry = search(tmp_path, engine=engine).entries[0]
             assert entry.chosen.tokens_per_step >= 1
             assert any("single conversation" in said for said in entry.warnings) is (name in ("alone", "steps"))
     log_of_answers([[5]] * 4).save(tmp_path / "requests.npz")
     with pytest.raises(InvalidInput, match="two tokens or more"):
-        treeopt.search(run=tmp_path, **METHOD)
+        search(tmp_path, **METHOD)
 
 
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_plan_of_copied_text_is_not_compared(run, others):
     """Neither its groups nor another log: the sentence says what to do."""
-    treeopt.search(run=run, **METHOD)
+    search(run, **METHOD)
     with pytest.raises(InvalidInput, match=r"has a plan of copied text, .*: search for the other log anew"):
         treeopt.compare(*[run] * (1 + others))

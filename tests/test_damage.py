@@ -300,7 +300,7 @@ TREES = {  # as engines have them
 
 
 LAYOUTS = ("medusa_v01_pt", "medusa_v01_safetensors", "medusa_v2_safetensors", "medusa2_merged", "modelopt_hf",
-           "vllm_medusa", "vllm_medusa_token_map", "hydra_mlp_pt", "eagle1_bin",
+           "hydra_mlp_pt", "eagle1_bin",
            "eagle3_safetensors")  # fmt: skip
 
 

@@ -103,7 +103,7 @@ class Simulated:
     def __call__(self, run, sweep, length, launches, prompts, most) -> dict[str, object]:
         self.lengths.append(length)
         visits = []
-        for clients in sweep.clients:
+        for clients in sweep.server.clients:
             rate = self.rates[length] * clients**0.8 * self.rng.lognormal(0, self.noise)
             answer = Answer("", 100, 0.0, 0.0, 100 * len(prompts) / rate)
             about = {"name": str(length) if length else "plain", "batch_size": clients}

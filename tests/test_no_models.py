@@ -76,7 +76,7 @@ LIGHT = (
     "train --help",
     "list",
     "list engines vllm",
-    "search --calibration vicuna-7b-medusa1 --budget 8 --for vllm --run other",
+    "search --calibration vicuna-7b-medusa1 --budget 8 --for tensorrt-llm --run other",
     "show",
     "score mc_sim_7b_63 --calibration vicuna-7b-medusa1",
     "import table.csv --trials 1000 --run imported",

@@ -344,7 +344,7 @@ def fake(monkeypatch):
 def test_an_engines_profile_is_planned_on(run, fake, capsys):
     session = api.open(run=run)
     asked = {"engine": "fake", "batch_sizes": (1, 2), "budget": 12}
-    steps.profile(run, session, **asked, time_limit_s=0.0)
+    steps.profile(run, session, **asked, time_limit_s=1e-9)
     assert "trees at batch size 1 would take about" in capsys.readouterr().err
     found = steps.profile(run, session, **asked, time_limit_s=1e6)
     assert found.runtime == {"name": "fake", "version": "1"}
@@ -363,4 +363,4 @@ def test_what_an_engine_cannot_time_is_refused(run, fake):
         api.profile(session, run=run, engine="fake", batch_sizes=(8,))
     for option, value in {"contexts": (64,), "sizes": (4,), "compiled": True}.items():
         with pytest.raises(InvalidInput, match=f"does not go with {option}"):
-            api.profile(session, run=run, engine="fake", **{option: value})
+            api.profile(session, run=run, engine="fake", options=api.ProfileOptions(**{option: value}))

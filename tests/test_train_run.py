@@ -13,6 +13,7 @@ import torch
 
 from treeopt import demo
 from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.records.options import Source
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.rules import Greedy
 from treeopt.runtime.checkpoints import Base, load_heads
@@ -362,7 +363,7 @@ def test_a_command_makes_heads_that_decode_what_the_model_says(kind, tmp_path):
     assert not list(out.rglob(".treeopt-*"))
     assert len(lines(out / "training")) == 3
 
-    target = open_model({"device": "cpu"})
+    target = open_model(Source(device="cpu"))
     opened = open_drafter(str(out), target, depth=2 if kind == "eagle3" else None)
     assert opened.record["layout"] == {"medusa-1": "medusa", "eagle3": "eagle-3"}.get(kind, kind)
     prompts, stop = [c.first for c in demo_prompts(target).conversations[:2]], StopRule(target.eos_ids, 12)
@@ -390,9 +391,9 @@ def test_heads_of_ones_own_model_learn_from_given_answers(tmp_path):
 
 
 def test_training_prompts_are_none_of_calibrations():
-    target = open_model({"device": "cpu"})
+    target = open_model(Source(device="cpu"))
     seen = {c.sha256 for c in demo_prompts(target).conversations}
-    learned = opening.open_seeds({}, target, 300)
+    learned = opening.open_seeds(Source(), target, 300)
     assert 250 < len(learned.conversations) <= 300
     assert not seen & {c.sha256 for c in learned.conversations}
     assert "training modules" in learned.name
@@ -467,4 +468,4 @@ def test_products_in_bfloat16_learn_too(tmp_path):
 
 def test_a_model_of_ones_own_needs_prompts():
     with pytest.raises(InvalidInput, match="prompts is needed with a model of your own"):
-        opening.open_seeds({"model": "mine"}, small_target(), 8)
+        opening.open_seeds(Source("mine"), small_target(), 8)

@@ -39,7 +39,9 @@ def profile(run, session, *, max_new_tokens=128, **options):
 
 
 def search(run, **options):
-    return pipeline.search(run, *parted(options, SearchOptions, TreeLimits))
+    run = treeopt.RunDirectory.of(run)
+    with run.writing():
+        return pipeline.search(run, *parted(options, SearchOptions, TreeLimits))
 
 
 def request_of(record, latencies, **options):

@@ -135,7 +135,7 @@ def about_rule(acceptance: Mapping[str, Any] | None) -> str:
     """The rule of a plan, and what it makes of the texts; empty where it is not known.
 
     >>> about_rule({"rule": "greedy"})
-    "Guesses are accepted by --acceptance greedy: the texts are the target's own, whatever the tree."
+    "Guesses are accepted by --rule greedy: the texts are the target's own, whatever the tree."
     """
     texts = TEXTS[rule_of(acceptance)]
     return f"Guesses are accepted by {option_of(acceptance)}: the texts are {texts}." if acceptance else ""

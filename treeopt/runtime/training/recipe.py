@@ -33,10 +33,11 @@ class Recipe(Options):
         "guesses of a block",
         4,
         least=1,
+        flag="--heads",
         common=True,
     )
     num_layers: int | None = option(
-        "residual blocks of each head; by default 1. Of dflash the layers; by default 2", least=1
+        "residual blocks of each head; by default 1. Of dflash the layers; by default 2", least=1, flag="--layers"
     )
     draft_vocab: int | None = option(
         "tokens that eagle3 guesses: those that the answers have most often; by default 32,000, or all", least=1
