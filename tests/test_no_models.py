@@ -86,7 +86,7 @@ LIGHT = (
     "report",
     "compare vicuna-7b-medusa1 vicuna-7b-medusa1",
     "status",
-    "merge part-0 part-1 --run merged",
+    "import part-0 part-1 --run merged",
     "profile --from-csv steps.csv --run timed",
     "profile --analytical H100-SXM --model config.json --run computed",
 )

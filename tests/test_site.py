@@ -17,7 +17,7 @@ import pytest
 
 from treeopt.cli import cli
 from treeopt.errors import InvalidInput
-from treeopt.files.storage import document
+from treeopt.files import storage
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
 from treeopt.records.contender import Answer, Block, Contender
@@ -147,7 +147,7 @@ def test_every_key_that_is_written_is_documented(tmp_path):
         for field in dataclasses.fields(of_type):
             assert f"`{field.name}`" in text, (of_type.__name__, field.name)
     block = Block(round=0, prompts=[0], tokens=1, steps=1, decode_s=0.1, group="a", processor_s=0.1)
-    assert all(f"`{name}`" in text for name in document(block.timed))
+    assert all(f"`{name}`" in text for name in storage.document(block.timed))
     trace = RankTrace(np.array([[0], [-2]]), np.array([0, 2]), group=np.zeros(1), meta={"group_names": ["a"]})
     for key in (*Calibration.from_trace(trace).document(), *Calibration.from_trace(trace).meta["groups"]["a"]):
         assert f"`{key}`" in text, key
