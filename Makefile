@@ -16,7 +16,7 @@ PYTEST := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 2 --dist wor
 demo: .venv/.installed ## Find the best tree for the built-in demo model, here, and prove it
 	$(BIN)/treeopt run
 
-test: .venv/.test ## Run the test suite, doctests included: ten minutes on two cores
+test: .venv/.test ## Run the test suite, doctests included: some four minutes on two cores
 	$(PYTEST)
 
 answers: .venv/.test ## Say which answers of tests/answers moved, and by how many errors; WRITE=1 writes them anew

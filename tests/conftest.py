@@ -126,7 +126,7 @@ def tiny_heads(target: Target, *, num_heads: int = HEADS, seed: int = 0) -> Medu
     return heads.eval().requires_grad_(False)
 
 
-@pytest.fixture(scope="session", params=["llama", "llama-eager", "qwen3", "mistral"])
+@pytest.fixture(scope="session", params=["llama", *some_long("llama-eager", "mistral"), "qwen3"])
 def any_target(request) -> Target:
     return Target(tiny_model(request.param))
 

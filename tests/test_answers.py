@@ -59,6 +59,7 @@ def test_a_move_is_counted_in_errors(before, after, errors):
     assert [number for _, number in moves(before, after)] == pytest.approx(errors)
 
 
+@pytest.mark.long
 def test_the_readme_line(tmp_path, monkeypatch):
     """The commands of the README's first block, in an empty folder: measured, chosen, decoded, exported and drawn."""
     block = re.search(r"```\n(treeopt calibrate .*?)```", README.read_text("utf-8"), re.DOTALL)

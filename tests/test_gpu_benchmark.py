@@ -37,6 +37,7 @@ def texts_both_ways(target, tree, prompts, batch_size):
 
 @examples(8)
 @given(trees(), st.integers(0, 1000), st.integers(1, 3))
+@pytest.mark.long
 def test_static_steps_give_the_decoders_texts_and_steps(target, tree, seed, batch_size):
     ours, theirs = texts_both_ways(target, tree, random_prompts(seed), batch_size)
     assert ours == theirs

