@@ -88,6 +88,7 @@ def proved(run: RunDirectory, engine: str, log: RequestLog, **options) -> Benchm
     return bench
 
 
+@pytest.mark.long
 def test_every_request_takes_the_steps_of_the_replay_and_those_that_were_predicted(run, log):
     bench = proved(run, "transformers", log)
     assert bench.speedup("chosen")

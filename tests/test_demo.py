@@ -17,8 +17,6 @@ from treeopt.runtime.stop import StopRule
 from treeopt.trees.published import published_tree
 from treeopt.trees.tree import Tree
 
-from .conftest import some_long
-
 
 @pytest.fixture(scope="module")
 def session():
@@ -82,7 +80,8 @@ def reference(request):
     return *request.param, demo_answers("float64", None, *request.param)[2]
 
 
-@pytest.mark.parametrize("tree", [published_tree(), *some_long(None, Tree.chain(4))])
+@pytest.mark.parametrize("tree", [None, published_tree(), Tree.chain(4)])
+@pytest.mark.long
 def test_in_float32_answers_differ_at_near_ties_only(tree, reference):
     count, limit, reference = reference
     session, prompts, rows = demo_answers("float32", tree, count, limit)

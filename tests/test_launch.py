@@ -71,6 +71,7 @@ def asked(folder: Path, launch: str, *more: object) -> tuple[object, ...]:
 BENCH = ("--max-new-tokens", TOKENS, "--num-prompts", PROMPTS)
 
 
+@pytest.mark.long
 def test_what_is_measured_is_what_the_server_does(folder):
     """Tokens per step of the counters; the speedup of steps that take up to half as long again; 3 launches of each, in turn."""
     told = command(

@@ -24,7 +24,7 @@ from treeopt.pipeline import lengths
 from treeopt.serving import visit
 from treeopt.serving.client import Answer, Server
 
-from .conftest import invoke, some_long
+from .conftest import invoke
 from .helpers.fake_server import steps_of
 from .helpers.lying_server import lying, page
 from .test_launch import FAKE
@@ -167,7 +167,8 @@ def test_a_length_that_does_not_start_is_left_out(tmp_path):
     assert {k for (_, k), arm in arms_of(tmp_path).items() if arm.tokens_per_s} == {0, 4}
 
 
-@pytest.mark.parametrize("follows", [*some_long(True), False])
+@pytest.mark.parametrize("follows", [True, False])
+@pytest.mark.long
 def test_requests_set_the_length_where_drafts_follow(tmp_path, follows):
     more = ["--by-request"] * follows + ["--spec-draft-n-max", 3]
     said = invoke(*words(tmp_path, launch(tmp_path, *more), "--lengths", "0,1,2,4", "--engine", "llama-cpp"))

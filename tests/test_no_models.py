@@ -112,6 +112,7 @@ def test_what_runs_a_model_says_how_to_install_it(folder):
         assert "pip install 'treeopt[models]'" in said
 
 
+@pytest.mark.long
 def test_a_server_that_is_up_is_tuned(folder):
     with lying(Engine((0.7, 0.5), 0.02)) as server, lying(Engine((), 0.012)) as plain:
         words = ("tune", server.url, "--plain", plain.url, "--minutes", "0.02", "--drafter", "eagle3", "--run", "tuned")

@@ -65,6 +65,7 @@ def undisturbed(tmp_path_factory) -> bytes:
     return (run / "trace.npz").read_bytes()
 
 
+@pytest.mark.long
 def test_workers_write_the_bytes_of_a_single_process(tmp_path, here, undisturbed):
     treeopt(*CALIBRATE, "--run", tmp_path / "run", "--workers", 2)
     assert (tmp_path / "run" / "trace.npz").read_bytes() == undisturbed
