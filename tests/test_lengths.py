@@ -135,7 +135,6 @@ def test_launches_are_repeated_where_that_may_change_the_decision(tmp_path, monk
 def test_a_bench_that_is_killed_goes_on(tmp_path):
     command = words(tmp_path, launch(tmp_path, *VLLM), "--lengths", "0,2,4")
     bench = subprocess.Popen([sys.executable, "-m", "treeopt.cli", *command], stderr=subprocess.DEVNULL)
-    journal = tmp_path / "run" / "arms.partial"
     while not (tmp_path / "run" / "arms.json").exists():
         assert bench.poll() is None
         time.sleep(0.02)
@@ -147,7 +146,9 @@ def test_a_bench_that_is_killed_goes_on(tmp_path):
     invoke(*command)
     after = launched(tmp_path)[len(before) :]
     assert sorted([before[0], *after[:2]]) == [0, 2, 4]
-    assert not journal.exists()
+    known, number = arms_of(tmp_path), len(launched(tmp_path))
+    assert "No further launch is worth its time." in invoke(*command).stderr
+    assert (arms_of(tmp_path), len(launched(tmp_path))) == (known, number)
 
 
 @pytest.mark.long

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from treeopt.arms.arm import Arm
 from treeopt.records.calibration import LEAST_RIGHT
+from treeopt.records.drafters import COPIES, kind_of_name
 from treeopt.records.estimate import Z95, Estimate
 
 Floats = NDArray[np.float64]
@@ -106,12 +107,16 @@ class Posterior:
 def broken(arms: Iterable[Arm]) -> dict[str, str]:
     """Why each drafter is broken, of which no arm has 0.05 of the first guesses accepted.
 
+    One that copies text is not: the text may not repeat.
+
     >>> broken([Arm(drafter="EAGLE", k=4, tokens_per_step=1.01), Arm(drafter="MTP", k=1, tokens_per_step=1.7)])
     {'EAGLE': '1.01 tokens per step with 4 guesses: nearly none is accepted'}
     """
     best: dict[str, Arm] = {}
     for arm in arms:
-        if arm.k != 0 and arm.emitted and (arm.drafter not in best or _first(arm) > _first(best[arm.drafter])):
+        if arm.k == 0 or not arm.emitted or kind_of_name(arm.drafter) in COPIES:
+            continue
+        if arm.drafter not in best or _first(arm) > _first(best[arm.drafter]):
             best[arm.drafter] = arm
     return {
         drafter: f"{arm.emitted:.2f} tokens per step with {arm.k or 'its'} guesses: nearly none is accepted"

@@ -19,6 +19,7 @@ from treeopt.engines.measured.files import load_file
 from treeopt.engines.plans import write_served
 from treeopt.engines.registry import ENGINES, engine_named, method_of
 from treeopt.errors import InvalidInput, meant
+from treeopt.records.display import Displayed
 from treeopt.records.drafters import kind_of_name
 from treeopt.records.exchange import TableOptions
 from treeopt.records.plan import for_all, merged
@@ -68,8 +69,8 @@ def keep_arms(run: RunDirectory, arms: Arms, *, overwrite: bool = False) -> None
     arms.save(run.arms)
 
 
-@dataclass(frozen=True, eq=False)
-class TunedArms:
+@dataclass(frozen=True, eq=False, repr=False)
+class TunedArms(Displayed):
     """The decision among some arms, and the lines that start an engine with it.
 
     served   : the setting that is served now, if that was asked

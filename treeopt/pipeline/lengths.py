@@ -28,7 +28,6 @@ from treeopt.files.fields import checked
 from treeopt.files.journal import Journal
 from treeopt.files.notes import note
 from treeopt.files.shell import command_line, split_template
-from treeopt.files.writing import discard
 from treeopt.pipeline.bench import evenly, usual_prompts
 from treeopt.pipeline.launched import HEEDED, asked_of, check_heeded, conversations_of
 from treeopt.pipeline.session import resolve
@@ -111,7 +110,7 @@ def bench_lengths(run: RunDirectory, source: Source, options: BenchOptions, serv
     for length in server.lengths:
         sweep.started(length)
     key = {"launch": sweep.launch, "present": server.present, "model": sweep.model, "clients": list(server.clients)}
-    journal = Journal(run.partial("arms"), {**key, "prompts": prompts, "most": most})
+    journal = Journal(run.path / "launches" / "journal", {**key, "prompts": prompts, "most": most})
     command = command_line(*sweep.started(0)[0].words)
     base = Arm(
         dataset=Path(str(source.prompts)).name,
@@ -127,7 +126,7 @@ def bench_lengths(run: RunDirectory, source: Source, options: BenchOptions, serv
                 _keep(run, arms)
             following = _next_length(sweep, arms, left)
             if following is None:
-                discard(journal.folder)
+                note("No further launch is worth its time.")
                 return arms
             lasted = [launch["seconds"] for launch in launches] or [0.0]
             if server.time_limit_s is not None and sum(lasted) + np.mean(lasted) > server.time_limit_s:

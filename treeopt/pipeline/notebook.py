@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 from rich.segment import Segment
 
 from treeopt.arms.gate import Gate
+from treeopt.arms.tuned import TunedArms
 from treeopt.errors import OutOfRange
 from treeopt.files.shell import printable
 from treeopt.growth.score import Score
@@ -27,11 +28,14 @@ from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report import figures
+from treeopt.report.arms_table import decision_table
 from treeopt.report.bench_table import bench_table
 from treeopt.report.comparison import compared_table
 from treeopt.report.latency_table import profile_table
 from treeopt.report.plan_table import plan_table
+from treeopt.report.server_table import server_table
 from treeopt.report.tables import calibration_table, score_table
+from treeopt.serving.watch import Tuned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,6 +49,8 @@ TABLES: dict[type, Callable[[Any], RenderableType]] = {
     Calibration: calibration_table,
     LatencyProfile: profile_table,
     Plan: plan_table,
+    TunedArms: lambda tuned: decision_table(tuned.decided, tuned.served),
+    Tuned: server_table,
     Benchmark: bench_table,
     **dict.fromkeys((Compared, GroupsCompared, DraftersCompared, Gate), compared_table),
     RankTrace: lambda trace: calibration_table(Calibration.from_trace(trace)),

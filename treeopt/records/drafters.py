@@ -200,6 +200,9 @@ def depth_noun(drafter: Mapping[str, Any] | None) -> str:
 ALIASES = {"nextn": "mtp", "lookup": "ngram", "draftmodel": "draft-model"}  # in names that people give
 
 
+COPIES = ("ngram", "suffix")  # kinds that copy text
+
+
 def kind_of_name(name: str) -> str | None:
     """The kind of drafter that a name in a table says; None where it says none.
 

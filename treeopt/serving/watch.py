@@ -30,6 +30,7 @@ from treeopt.errors import InvalidInput, TreeoptError, Unsupported
 from treeopt.files.storage import document, read_json, schema, typed, write_json
 from treeopt.records.bootstrap import conversation_draws, interval95
 from treeopt.records.calibration import Calibration
+from treeopt.records.display import Displayed
 from treeopt.records.estimate import Estimate
 from treeopt.serving.client import NoSuchPage, Server
 from treeopt.trees.tree import MOST_DEPTH
@@ -311,8 +312,8 @@ def over_plain(mine: Sequence[Pace], plain: Sequence[Pace]) -> Estimate:
     return Estimate(without / taken, None, *(interval95(top / low, fewest) if fewest > 1 else ()))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Tuned:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Tuned(Displayed):
     """What a server did while it was watched.
 
     tokens_per_step : of all its steps; None where it does not count its tokens, nor drafts by position
