@@ -120,8 +120,9 @@ def test_launches_are_repeated_where_that_may_change_the_decision(tmp_path, monk
     for seed in range(12 if repeats else 3):
         simulated = Simulated(rates, noise, seed)
         monkeypatch.setattr(lengths, "_launched", simulated)
-        invoke(*words(tmp_path, f"vllm --port {{port}} {shlex.join(VLLM)}", "--lengths", "0,2,4,8", "--clients", "1,8"))
-        arms = arms_of(tmp_path)
+        (folder := tmp_path / str(seed)).mkdir()
+        invoke(*words(folder, f"vllm --port {{port}} {shlex.join(VLLM)}", "--lengths", "0,2,4,8", "--clients", "1,8"))
+        arms = arms_of(folder)
         assert sorted(simulated.lengths[:4]) == [0, 2, 4, 8]
         for k in rates:
             assert arms[1, k].repeats == arms[8, k].repeats == simulated.lengths.count(k)

@@ -23,6 +23,7 @@ from treeopt.records.requestlog import RequestLog
 from treeopt.records.rules import option_of, rule_of
 from treeopt.records.rundir import DECODERS, ENGINES, LAUNCHABLE, RunDirectory, maker
 from treeopt.records.trace import RankTrace
+from treeopt.report.verdict import slowdown
 from treeopt.report.wording import count
 
 Records = dict[str, Any]  # file name -> what was read from it
@@ -199,7 +200,8 @@ class Steps:
             yield from self.made(file.name, *maker(file.name))
         engine = plan.constraint.engine.name if plan.constraint and plan.constraint.engine else _first_taking(plan)
         exports = [name for name in self.rows if name.startswith(f"{run.export.name}/")]
-        if plan.speculates:
+        measured = [self.records.get(file.name) for file in benches]
+        if plan.speculates and not any(slowdown(bench) for bench in measured if bench is not None):
             for name in exports or ([f"{run.export.name}/{engine}"] if engine else []):
                 yield from self.made(name, "export", "--to", name.split("/")[1])
             if engine in LAUNCHABLE and not self.decodes and plan.constraint and not run.engine_benches():
