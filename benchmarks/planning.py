@@ -88,7 +88,7 @@ def main() -> None:
         command = [
             sys.executable,
             "-m",
-            "treeopt.cli",
+            "treeopt",
             "search",
             "--run",
             folder,

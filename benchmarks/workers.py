@@ -33,7 +33,7 @@ def processor_s(root: psutil.Process, seen: dict[int, float]) -> None:
 
 def measure(run: Path, engine: list[str], options: list[str]) -> tuple[float, float]:
     """Wall and processor seconds of one calibration."""
-    command = [sys.executable, "-m", "treeopt.cli", "calibrate", *CALIBRATE, *options, *engine, "--run", str(run)]
+    command = [sys.executable, "-m", "treeopt", "calibrate", *CALIBRATE, *options, *engine, "--run", str(run)]
     began, seen = time.perf_counter(), dict[int, float]()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
     watched = psutil.Process(process.pid)

@@ -265,7 +265,7 @@ def test_a_bomb_is_defused_at_the_command_line(name, tmp_path):
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     with (tmp_path / "said").open("wb") as said:
         process = subprocess.Popen(
-            [sys.executable, "-m", "treeopt.cli", *words], cwd=tmp_path, stdout=said, stderr=said, env=environment
+            [sys.executable, "-m", "treeopt", *words], cwd=tmp_path, stdout=said, stderr=said, env=environment
         )
         _, status, used = os.wait4(process.pid, 0)
     text = (tmp_path / "said").read_text(errors="replace")

@@ -20,7 +20,7 @@ def output_of(table: re.Match[str]) -> str:
         Path(folder, table["name"]).write_text(table["text"], encoding="utf-8")
         words, environment = table["words"].split(), {**os.environ, "COLUMNS": "100"}
         done = subprocess.run(
-            [sys.executable, "-m", "treeopt.cli", *words],
+            [sys.executable, "-m", "treeopt", *words],
             cwd=folder,
             env=environment,
             capture_output=True,

@@ -214,7 +214,7 @@ def test_what_a_library_makes_of_a_full_disk_is_one_sentence(tmp_path):
     ids=str,
 )
 def test_an_output_that_is_full_or_closed_is_no_traceback(command):
-    treeopt = [sys.executable, "-m", "treeopt.cli", *command]
+    treeopt = [sys.executable, "-m", "treeopt", *command]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(treeopt, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "treeopt: The output cannot be written: No space left on device.\n")

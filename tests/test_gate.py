@@ -262,5 +262,5 @@ def test_gate_in_a_workflow(tmp_path, speed, status):
     step = workflow["jobs"]["gate"]["steps"][-1]
     for name, tokens in (("before", 150), ("after", speed)):
         (tmp_path / f"{name}.csv").write_text(f"drafter,k,concurrency,tokens_per_s\nMTP,0,1,90\nMTP,2,1,{tokens}\n")
-    command = f'treeopt() {{ {sys.executable} -m treeopt.cli "$@"; }}\n{step["run"]}'
+    command = f'treeopt() {{ {sys.executable} -m treeopt "$@"; }}\n{step["run"]}'
     assert subprocess.run(["bash", "-c", command], cwd=tmp_path, check=False).returncode == status

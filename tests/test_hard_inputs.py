@@ -98,7 +98,7 @@ def test_a_device_without_numbers_is_refused():
     ids=["C", "ascii"],
 )
 def test_a_terminal_that_is_not_utf8_gets_every_result(tmp_path, environment):
-    command = [sys.executable, "-m", "treeopt.cli", "compare", SHIPPED, SHIPPED]
+    command = [sys.executable, "-m", "treeopt", "compare", SHIPPED, SHIPPED]
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     assert rb"0.0 \xb10.0" in done.stdout

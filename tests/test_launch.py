@@ -263,7 +263,7 @@ def killed(folder: Path, number: int, wait_s: float, words: Sequence[object], *,
     """
     since = {one.pid for one in psutil.process_iter()}
     bench = subprocess.Popen(
-        [sys.executable, "-m", "treeopt.cli", "bench", *map(str, words)], stderr=subprocess.DEVNULL
+        [sys.executable, "-m", "treeopt", "bench", *map(str, words)], stderr=subprocess.DEVNULL
     )
     while serves and not (folder / "seen").exists():
         assert bench.poll() is None

@@ -135,7 +135,7 @@ def test_launches_are_repeated_where_that_may_change_the_decision(tmp_path, monk
 @pytest.mark.long
 def test_a_bench_that_is_killed_goes_on(tmp_path):
     command = words(tmp_path, launch(tmp_path, *VLLM), "--lengths", "0,2,4")
-    bench = subprocess.Popen([sys.executable, "-m", "treeopt.cli", *command], stderr=subprocess.DEVNULL)
+    bench = subprocess.Popen([sys.executable, "-m", "treeopt", *command], stderr=subprocess.DEVNULL)
     while not (tmp_path / "run" / "arms.json").exists():
         assert bench.poll() is None
         time.sleep(0.02)

@@ -43,7 +43,7 @@ ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 def start(folder, *arguments):
     """A command that can be interrupted: shells start what runs in the background with SIGINT ignored."""
     return subprocess.Popen(
-        [sys.executable, "-m", "treeopt.cli", *arguments],
+        [sys.executable, "-m", "treeopt", *arguments],
         cwd=folder,
         env=ONE_THREAD,
         stdout=subprocess.PIPE,

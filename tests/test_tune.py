@@ -144,7 +144,7 @@ def test_what_was_watched_is_kept_where_it_is_interrupted(tmp_path, prompts, num
         server.answer = lambda path: (
             slow(path) if "completions" not in path else slowly(b"HTTP/1.1 200 OK\r\n\r\n", b" ")
         )
-        command = [sys.executable, "-m", "treeopt.cli", "tune", server.url, *map(str, words)]
+        command = [sys.executable, "-m", "treeopt", "tune", server.url, *map(str, words)]
         tuned = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         while server.asked.count("GET") < 3:
             assert tuned.poll() is None

@@ -201,7 +201,7 @@ def test_the_bytes_are_the_same_where_a_worker_is_killed(tmp_path):
     """On a cluster of this machine, made for the command: two workers, of which one is killed over its block."""
     import psutil
 
-    command = [sys.executable, "-m", "treeopt.cli", *DRAFTED, "--run", "run", "--workers", "2"]
+    command = [sys.executable, "-m", "treeopt", *DRAFTED, "--run", "run", "--workers", "2"]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
         journal, killed = tmp_path / "run" / "calibrate.partial", []

@@ -84,7 +84,7 @@ def test_lengths_are_arms_of_the_server(program, asked, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_of_a_bench_that_is_killed(asked, tmp_path, number):
-    words = [sys.executable, "-m", "treeopt.cli", "bench", *map(str, (*asked, *BENCH))]
+    words = [sys.executable, "-m", "treeopt", "bench", *map(str, (*asked, *BENCH))]
     bench = psutil.Popen(words, stderr=subprocess.DEVNULL)
     processes, ports = [bench], set()
     while bench.poll() is None and not (ports and (tmp_path / "run" / "launches" / "chosen-1.log").exists()):

@@ -1,5 +1,0 @@
-"""``python -m treeopt.cli``."""
-
-from treeopt.cli import main
-
-main()
