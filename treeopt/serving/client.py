@@ -8,12 +8,10 @@ no proxies, no .netrc. Credentials are the environment variable TREEOPT_API_KEY,
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from threading import Event
@@ -301,6 +299,9 @@ def run_async(task: Callable[[], Awaitable[T]]) -> T:
 
     It runs in a thread of its own, so also where a loop runs already, as in a notebook.
     """
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
     import anyio
 
     is_over = Event()
