@@ -85,18 +85,7 @@ def main() -> None:
         trace = traffic(options.states)
         trace.save(Path(folder) / "trace.npz")
         step_profile().save(Path(folder) / "profile.json")
-        command = [
-            sys.executable,
-            "-m",
-            "treeopt",
-            "search",
-            "--run",
-            folder,
-            "--budget",
-            "64",
-            "--batch-size",
-            "1",
-        ]
+        command = [sys.executable, "-m", "treeopt", "search", "--run", folder, "--budget", "64", "--batch-size", "1"]
         started = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         _, status, used = os.wait4(process.pid, 0)

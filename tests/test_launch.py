@@ -262,9 +262,7 @@ def killed(folder: Path, number: int, wait_s: float, words: Sequence[object], *,
     serves : whether the while begins when its first server is up
     """
     since = {one.pid for one in psutil.process_iter()}
-    bench = subprocess.Popen(
-        [sys.executable, "-m", "treeopt", "bench", *map(str, words)], stderr=subprocess.DEVNULL
-    )
+    bench = subprocess.Popen([sys.executable, "-m", "treeopt", "bench", *map(str, words)], stderr=subprocess.DEVNULL)
     while serves and not (folder / "seen").exists():
         assert bench.poll() is None
         time.sleep(0.05)
