@@ -16,8 +16,8 @@ venv/bin/treeopt search --calibration vicuna-7b-medusa1 --budget 39
 venv/bin/treeopt score mc_sim_7b_63 --calibration vicuna-7b-medusa1
 venv/bin/treeopt export --to tensorrt-llm
 venv/bin/treeopt export --to medusa
-venv/bin/treeopt search --calibration vicuna-7b-medusa1 --for vllm
-venv/bin/treeopt export --to vllm
+venv/bin/treeopt search --calibration vicuna-7b-medusa1 --for tgi
+venv/bin/treeopt export --to tgi
 venv/bin/treeopt show | head -3
 venv/bin/treeopt report
 venv/bin/treeopt calibrate 2>&1 | grep "pip install 'treeopt\[models\]'"
