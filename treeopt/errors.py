@@ -18,7 +18,7 @@ MARKED = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`\n]*))?`")
 
 
 def as_parameter(name: str, value: str | None = None) -> str:
-    """What a script writes: ``acceptance='sample'``."""
+    """What a script writes: ``rule='sample'``."""
     if value is None:
         return name
     is_code = value in ("True", "False") or re.fullmatch(r"-?[0-9.]+", value)

@@ -84,7 +84,7 @@ class Commands(click.Group):
         """A parameter as an option of the command that runs, or of the first that has it."""
         own = [c for word, c in self.commands.items() if word == ctx.invoked_subcommand]
         parameters = (p for command in (*own, *self.commands.values()) for p in command.params if p.name == name)
-        first = next(parameters, None)  # other commands are not built, which imports what they do
+        first = next(parameters, None)
         if isinstance(first, click.Argument):
             return name.upper()
         flag = max(first.opts, key=len) if first else f"--{name.replace('_', '-')}"

@@ -41,7 +41,7 @@ OF_ROOFLINES = {
 NOT_FOR_TRAINING = {"drafter", "draft_depth", "engine_python", "group_by"}
 
 
-def source_of(*parts: Model | Prompts | RuleOption) -> Source:
+def typed_source(*parts: Model | Prompts | RuleOption) -> Source:
     """What a session is opened with, of what was typed."""
     return Source(**{name: value for part in parts for name, value in part.given.items()})
 
@@ -64,7 +64,7 @@ def run(
     """
     from treeopt import pipeline
 
-    source = source_of(model, prompts, rule)
+    source = typed_source(model, prompts, rule)
     drafters = pipeline.drafters_of(source.drafter or "")
     if len(drafters) > 1:
         show_comparison(pipeline.run_drafters(run, source, drafters, options), as_json)
@@ -126,7 +126,7 @@ def calibrate(
     from treeopt import pipeline
     from treeopt.report.tables import calibration_table
 
-    pipeline.calibrate_run(run, source_of(model, prompts, rule), replace(options, workers=workers))
+    pipeline.calibrate_run(run, typed_source(model, prompts, rule), replace(options, workers=workers))
     result = run.read_calibration()
     show_result(result.document(), calibration_table(result), as_json)
 
@@ -211,7 +211,7 @@ def bench(
     from treeopt.report.bench_table import bench_table, closing
     from treeopt.report.terminal import note
 
-    result = pipeline.bench_run(run, source_of(model, prompts, rule), options, server)
+    result = pipeline.bench_run(run, typed_source(model, prompts, rule), options, server)
     if isinstance(result, Arms):
         show_arms(tune_arms(result), as_json)
         return
@@ -299,7 +299,7 @@ def profile(
     from treeopt import pipeline
     from treeopt.report.latency_table import profile_table
 
-    source, num_heads = source_of(model, prompts), latencies.num_heads
+    source, num_heads = typed_source(model, prompts), latencies.num_heads
     typed = {**source.given, **options.given, **latencies.given}
     if latencies.from_csv is not None:
         _check_heeded(typed, OF_TABLES, "from_csv")
@@ -357,7 +357,7 @@ def train(
     from treeopt import pipeline
     from treeopt.report.tables import training_table
 
-    source = source_of(model, prompts, rule)
+    source = typed_source(model, prompts, rule)
     with pipeline.cluster_of(workers) as cluster:
         training = pipeline.train(output, source, replace(recipe, seed=source.seed or 0), texts, cluster=cluster)
     show_result(training.document(), training_table(training.record, training.command), as_json)

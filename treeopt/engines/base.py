@@ -60,7 +60,7 @@ class About:
 
     @property
     def rule(self) -> str:
-        """The acceptance rule, by --acceptance's name."""
+        """The acceptance rule, by --rule's name."""
         return rule_of(self.acceptance)
 
 
@@ -84,7 +84,7 @@ class Method:
     engine         name of the engine, which `ServingEngine` fills in
     drafters       kinds of drafters that it runs, as `Calibration` and `Plan` name them, the usual one first
     limits         limits of the drafts that it takes
-    rules          acceptance rules that its source has, by --acceptance's names. Rejection with guesses that are not drawn
+    rules          acceptance rules that its source has, by --rule's names. Rejection with guesses that are not drawn
                    is the rule ``sample``
     max_batch_size most sequences that it decodes at once; None for no limit
     carrier        the file, flag or field that the draft is written to

@@ -229,5 +229,5 @@ def check_rule_of(record: Mapping[str, Any] | None, method: Method) -> list[str]
     cure = f"export --to {' or '.join(able)}, or plan" if able else "plan"
     raise InvalidInput(
         f"{method.engine} with {method.name} accepts by the rule {' or '.join(method.rules)}, but the plan holds for "
-        f"{marked_rule(record)}: {cure} for greedy decoding (treeopt calibrate --acceptance greedy)."
+        f"{marked_rule(record)}: {cure} for greedy decoding (treeopt calibrate --rule greedy)."
     )

@@ -49,20 +49,19 @@ NONE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """The lengths to run, 0 for no speculation, of a server that ``launch`` starts.
+    """The lengths to run, 0 for no speculation, of a server that a command starts.
 
     engine : whose server it is; None for what the command says
     model  : the one to ask, where a router serves several
     """
 
-    launch: str
     server: Server
     engine: str | None = None
     model: str | None = None
 
     @cached_property
     def launcher(self) -> Launcher:
-        return Launcher.parse(self.launch, self.server.within_s, ["port"])
+        return Launcher.parse(str(self.server.launch), self.server.within_s, ["port"])
 
     @cached_property
     def served_by(self) -> str:
@@ -103,19 +102,19 @@ def bench_lengths(run: RunDirectory, source: Source, options: BenchOptions, serv
     """Launch every length once, in random order, then what is worth most; the run's arms are kept after every launch."""
     unheeded = {"batch_size": options.batch_size, "rounds": options.rounds, "trees": options.trees}
     check_heeded({**source.given, **unheeded}, {*HEEDED, "model"} - {"drafter"})
-    sweep = Sweep(launch=str(server.launch), server=server, engine=options.engine, model=source.model)
+    sweep = Sweep(server=server, engine=options.engine, model=source.model)
     source = resolve(run, replace(source, model=None))
     conversations = evenly(conversations_of(source), options.num_prompts or usual_prompts(max(server.clients)))
     prompts, most = asked_of(conversations, source), options.max_new_tokens or 128
     for length in server.lengths:
         sweep.started(length)
-    key = {"launch": sweep.launch, "present": server.present, "model": sweep.model, "clients": list(server.clients)}
+    key = {"launch": server.launch, "present": server.present, "model": sweep.model, "clients": list(server.clients)}
     journal = Journal(run.path / "launches" / "journal", {**key, "prompts": prompts, "most": most})
     command = command_line(*sweep.started(0)[0].words)
     base = Arm(
         dataset=Path(str(source.prompts)).name,
         about={"engine": sweep.served_by, "output_tokens": str(most), "command": command},
-        source=f"bench --launch {sweep.launch}",
+        source=f"bench --launch {server.launch}",
     )
     left = set(server.lengths)
     with progress("Launching", None):

@@ -7,9 +7,9 @@ A function of `treeopt` takes what most people pass as parameters of its own, an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from treeopt.files.options import Options, option
 
@@ -79,11 +79,6 @@ class RuleOption(Options):
 @dataclass(frozen=True)
 class Source(RuleOption, Prompts, Model):
     """All that a session is opened with; a trace keeps what is `given`."""
-
-    def part(self, kind: type[Options]) -> dict[str, Any]:
-        """The given options of a part: `Model`, `Prompts` or `RuleOption`."""
-        names = {each.name for each in fields(kind)}
-        return {name: value for name, value in self.given.items() if name in names}
 
 
 @dataclass(frozen=True)

@@ -209,7 +209,7 @@ class Recording:
 
     @property
     def tokens_per_step(self) -> float | None:
-        """Of all steps; None where they are not counted, or counted otherwise than a server decodes."""
+        """Tokens per step over all steps; None where they are not counted, or counted otherwise than a server decodes."""
         decoded = np.subtract(self.looks[-1], self.looks[0])[2:]
         block = _believed(decoded, self.guesses, round(self.looks[-1].running))
         return None if block is None else float(block[0] / block[1])

@@ -56,7 +56,7 @@ class Encoder:
 
     @classmethod
     def of_target(cls, target: Target, *, chat_template: bool = True) -> Encoder:
-        """That of a loaded model, with its chat template where it has one and ``chat_template`` allows it."""
+        """The encoder of a loaded model, with its chat template where it has one and ``chat_template`` allows it."""
         tokenizer = target.tokenizer
         named = getattr(tokenizer, "chat_template", None) if chat_template else None
         template = None
@@ -68,7 +68,7 @@ class Encoder:
 
     @classmethod
     def of_folder(cls, folder: Path, *, chat_template: bool = True) -> Encoder:
-        """That of a model's folder, whose model is not loaded. InvalidInput where its files cannot be used."""
+        """The encoder of a folder whose model is not loaded. InvalidInput where its files cannot be used."""
         model = _model_of(folder)
         config, generation = (
             read_object(folder / name) if (folder / name).is_file() else {} for name in (CONFIG, GENERATION)
