@@ -53,13 +53,18 @@ HEAVY = (
 
 @contextmanager
 def full_disk(after: int) -> Iterator[None]:
-    """No file grows beyond so many bytes: the system refuses, as it does where a disk is full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    """No file grows beyond so many bytes: the system refuses, as it does where a disk is full.
+
+    Python writes no bytecode meanwhile: what it cuts short would break the imports of every later test.
+    """
+    before, writes = resource.getrlimit(resource.RLIMIT_FSIZE), sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
     resource.setrlimit(resource.RLIMIT_FSIZE, (after, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        sys.dont_write_bytecode = writes
 
 
 def contents(folder: Path) -> dict[str, bytes]:
