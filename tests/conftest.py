@@ -5,6 +5,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -39,6 +40,7 @@ from treeopt.runtime.target import Target
 from treeopt.trees.draft import Draft
 from treeopt.trees.tree import Tree
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # commands behind `nohup` or `&` ignore it
 print_notes()  # tests read notes on stderr, as commands print them
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 DATA = Path(__file__).parent / "data"
