@@ -1,6 +1,6 @@
 """Options are fields of dataclasses: the name, type, default, range and text of each stand once.
 
-The API takes the dataclasses (`treeopt.records.options`), commands make their options of the fields (`treeopt.cli.options`),
+The API takes the dataclasses (`treeopt.records.options`), commands make their options of the fields (`treeopt.cli.command`),
 and journals and records keep `Options.given`. A wrong value is refused when a dataclass is made.
 """
 

@@ -4,7 +4,7 @@ pass    a forward of the target for the prompts that are answered together; the 
 step    a pass that reads no prompt
 draft   a chain, a tree or a dynamic tree; the root alone is plain decoding
 
-treeopt's own decoder is one (`treeopt.runtime.engines.own`), other runtimes are others. A pass is told in tokens and seconds,
+treeopt's own decoder is one (`treeopt.runtime.decode`), other runtimes are others. A pass is told in tokens and seconds,
 so what decodes may as well be another process, or a server.
 """
 
