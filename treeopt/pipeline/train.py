@@ -22,7 +22,6 @@ from treeopt.files.shell import command_line
 from treeopt.pipeline.session import located_source
 from treeopt.records.options import Source, TrainOptions
 from treeopt.records.origins import Provenance
-from treeopt.records.rules import Rule
 from treeopt.report.terminal import progress
 from treeopt.runtime.waiting import import_torch
 
@@ -62,7 +61,7 @@ def train(
     if source.responses and (cluster is not None or source.rule):
         option = "`rule` says how the model writes its" if source.rule else "`workers` have the model's own"
         raise InvalidInput(f"{option} answers, but `responses` are given: leave one out.")
-    if Rule.parse(source.rule or "greedy").name not in ("greedy", "sample"):
+    if source.acceptance.name not in ("greedy", "sample"):
         raise InvalidInput(
             "The model writes answers to learn from greedily or with `rule=sample`, but got "
             f"`rule={source.rule}`: leave it out."

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from treeopt.files.options import Options, option
+from treeopt.records.rules import Rule
 
 BATCH_SIZES = "sequences decoded at once: 1,4,8"
 BUDGET = "most rows verified per sequence and step, root included"
@@ -74,6 +75,11 @@ class RuleOption(Options):
         "temperature, top_p, top_k; of typical epsilon, delta. With ``responses`` it is the rule that wrote them; by default greedy",
         common=True,
     )
+
+    @property
+    def acceptance(self) -> Rule:
+        """The rule that is named, or greedy."""
+        return Rule.parse(self.rule or "greedy")
 
 
 @dataclass(frozen=True)

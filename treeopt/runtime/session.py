@@ -12,7 +12,6 @@ from treeopt.errors import InvalidInput
 from treeopt.records.display import one_line
 from treeopt.records.options import Source
 from treeopt.records.origins import DrafterRecord, Provenance, Runtime
-from treeopt.records.rules import Rule
 from treeopt.runtime.acceptance.rejection import Rejection, SampledChain
 from treeopt.runtime.acceptance.rules import Greedy, Sampling, Typical
 from treeopt.runtime.cluster import Cluster
@@ -101,7 +100,7 @@ def open_session(source: Source | None = None, prompts: PromptSet | None = None)
         trust_remote_code=source.trust_remote_code,
     )
     drafter: Drafter = opened.drafter
-    if Rule.parse(source.rule or "greedy").name == "reject":
+    if source.acceptance.name == "reject":
         drafter, rule = by_rejection(drafter, target, rule)
     prompts = prompts or open_prompts(source, target)
     sampled_at = None
@@ -140,7 +139,7 @@ def open_rule(source: Source) -> Greedy:
     >>> open_rule(Source(rule="typical:temperature=0.5")).record["temperature"]
     0.5
     """
-    rule = Rule.parse(source.rule or "greedy")
+    rule = source.acceptance
     if rule.name == "greedy":
         return Greedy()
     if rule.name == "typical":
