@@ -13,7 +13,7 @@ from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
 from types import UnionType
-from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from treeopt.errors import InvalidInput
 
@@ -29,7 +29,7 @@ class Option:
     flag      : the words on the command line, by default those of the name
     metavar   : what stands for the value in --help
     least     : the smallest number that it may be; above, the largest that is too small; most, the largest
-    choices   : the words that it may be; empty for any
+    choices   : the words that it may be, by default those of a Literal type; empty for any
     percent   : whether the command line takes a share in per cent
     is_common : whether --help shows it; --help-all shows all
     kind      : type of a value
@@ -132,4 +132,6 @@ def _typed(known: Option, hint: Any) -> Option:
     lists = [part for part in parts if get_origin(part) in (list, tuple, Sequence)]
     shares = any(get_origin(part) is Mapping for part in parts)
     kinds = {argument for part in lists for argument in get_args(part)} | set(parts)
-    return replace(known, kind=next((kind for kind in KINDS if kind in kinds), str), many=bool(lists), shares=shares)
+    kind = next((kind for kind in KINDS if kind in kinds), str)
+    words = tuple(word for part in parts if get_origin(part) is Literal for word in get_args(part))
+    return replace(known, kind=kind, many=bool(lists), shares=shares, choices=words or known.choices)

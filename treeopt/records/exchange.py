@@ -29,9 +29,7 @@ class Watching(Options):
         "how many prompts are sent at once, one number after another", (1,), least=1, most=4096, common=True
     )
     beyond: Literal["off", "last"] = option(
-        "what a schedule does above the largest load that was watched: off decodes plainly, last goes on",
-        "off",
-        choices=("off", "last"),
+        "what a schedule does above the largest load that was watched: off decodes plainly, last goes on", "off"
     )
     overwrite: bool = option(
         "forget what the run holds, its trace and calibration too; by default what is watched is added to what was",
@@ -82,7 +80,6 @@ class ImportOptions(Options):
         "what rates by position without counts are. Of survival a guess was accepted with all before it, as engines print them; of "
         "conditional where all before it were; of marginal whatever those were; by default survival where one rate a head never "
         "rises, else marginal",
-        choices=("survival", "conditional", "marginal"),
         common=True,
     )
     trials: int | None = option(
@@ -116,6 +113,5 @@ class ExportOptions(Options):
     beyond: Literal["off", "last"] = option(
         "what a schedule does above the largest batch size that was planned: off, it does not speculate; last, it goes on as there",
         "off",
-        choices=("off", "last"),
         common=True,
     )

@@ -284,9 +284,7 @@ class CompareOptions(Options):
         common=True,
     )
     group_by: Literal["context"] | None = option(
-        "of one run: compare contexts, by powers of two, instead of groups of prompts",
-        choices=("context",),
-        common=True,
+        "of one run: compare contexts, by powers of two, instead of groups of prompts", common=True
     )
 
 
