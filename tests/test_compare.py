@@ -278,7 +278,7 @@ def test_the_last_lines_of_a_run_have_its_groups(mixed_run, monkeypatch):
     from treeopt import pipeline
 
     groups = groups_of(mixed_run, SimpleNamespace(source=Source(group_by="kind")))
-    monkeypatch.setattr(pipeline, "open_session", lambda source: None)
+    monkeypatch.setattr(pipeline, "session_of", lambda *given, **options: SimpleNamespace(source=Source()))
     monkeypatch.setattr(pipeline, "run_line", lambda *given: (mixed_run.read_plan(), [some_bench()], [], groups))
     last = invoke("run", "--run", mixed_run.path).stdout.rpartition("The speedup is")[2]
     assert last.index("do not speculate") < last.index("own over shared") < last.index("Found: ")

@@ -80,8 +80,8 @@ def _run_one(run: RunDirectory, as_json: bool, source: Source, options: LineOpti
     from treeopt.report.terminal import note, out
     from treeopt.report.verdict import ending
 
-    source = pipeline.resolve(run, source, overwrite=options.overwrite)
-    plan, results, engines, groups = pipeline.run_line(run, pipeline.open_session(source), options)
+    session = pipeline.session_of(run, source, overwrite=options.overwrite)
+    plan, results, engines, groups = pipeline.run_line(run, session, options)
     if as_json:
         document = {"plan": plan.document(), "bench": [result.document() for result in results]}
         show_result({**document, "groups": groups.document() if groups else None}, None, as_json)
@@ -92,7 +92,7 @@ def _run_one(run: RunDirectory, as_json: bool, source: Source, options: LineOpti
         if compared := closing(entry, result):
             out(compared)
     note((f"For your engine: {run.export}/. " if engines else "") + f"To look at it all, open {run.report}")
-    verdict, following = ending(run, plan, results, engines, is_demo=source.model in (None, demo.NAME))
+    verdict, following = ending(run, plan, results, engines, is_demo=session.source.model in (None, demo.NAME))
     if groups:
         out(compared_table(groups))
     out(verdict)

@@ -22,7 +22,7 @@ from treeopt.pipeline.profile.untimed import profile_analytical, profile_from_fi
 from treeopt.pipeline.proof import bench_run
 from treeopt.pipeline.run import drafters_of, run_drafters, run_line
 from treeopt.pipeline.search import search, search_in_memory
-from treeopt.pipeline.session import open_random, open_session, resolve, session_of, session_of_run, source_of
+from treeopt.pipeline.session import open_random, session_of, session_of_run, source_of
 from treeopt.pipeline.train import train
 from treeopt.pipeline.trees import named_tree, read_tree, score
 from treeopt.pipeline.tune import tune, tune_sources

@@ -20,7 +20,7 @@ from treeopt.pipeline.export import export_all
 from treeopt.pipeline.profile.outcome import check_can_join
 from treeopt.pipeline.profile.timed import profile
 from treeopt.pipeline.search import search
-from treeopt.pipeline.session import open_session, resolve
+from treeopt.pipeline.session import session_of
 from treeopt.planning.compared import DraftersCompared, GroupsCompared
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.options import BenchOptions, CalibrateOptions, LineOptions, ProfileOptions, SearchOptions, Source
@@ -121,8 +121,8 @@ def run_drafters(run: RunDirectory, source: Source, drafters: Sequence[str], wan
     for number, (own, drafter) in list(enumerate(zip(runs, drafters, strict=True)))[done.finished() :]:
         note(f"Drafter {number + 1} of {len(runs)}: {drafter}, in {own.path}")
         with own.writing():
-            given = resolve(own, replace(source, drafter=drafter), overwrite=wanted.overwrite)
-            run_line(own, open_session(given), wanted)
+            session = session_of(own, replace(source, drafter=drafter), overwrite=wanted.overwrite)
+            run_line(own, session, wanted)
         done.append({"drafter": drafter})
     found = compare_drafters(runs)
     discard(run.partial("drafters"))
