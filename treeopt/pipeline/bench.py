@@ -145,7 +145,7 @@ def _opened(engine: str | None, session: Session, max_new_tokens: int) -> Steppe
 
     if engine is not None and rule_of(rule := session.acceptance.record) != "greedy":
         raise Unsupported(f"`engine={engine}` decodes greedily, but the plan is for {marked_rule(rule)}.")
-    stepper = open_stepper(engine, session.setup(max_new_tokens), session.engine_python)
+    stepper = open_stepper(engine, session.setup(max_new_tokens), session.source.engine_python)
     note(stepper.about)
     return stepper
 

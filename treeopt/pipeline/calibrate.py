@@ -250,7 +250,7 @@ class RankBlocks:
 
 def _trace_meta(session: Session) -> dict[str, object]:
     """The part of a trace's meta that tells the session it was measured in."""
-    given, temperature = session.given, session.temperature if session.given else None
+    given, temperature = session.given, session.temperature
     return {
         "drafter": session.drafter_record,
         "acceptance": session.acceptance.record,

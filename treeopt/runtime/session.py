@@ -33,19 +33,23 @@ class Session:
     drafter: Drafter
     drafter_record: DrafterRecord
     prompts: PromptSet
-    given: bool = False  # whether the prompts come with answers
+    given: bool = False  # whether the answers that the prompts come with are read
     notes: tuple[str, ...] = ()  # what loading repaired, left out, or found strange
     weights: str = "checkpoint"  # or "random weights"
     acceptance: Greedy = field(default_factory=Greedy)
-    temperature: float | None = None  # at which given answers were sampled
     source: Source = field(default_factory=Source)  # options that it was opened with; a trace keeps them
     cluster: Cluster | None = None  # whose workers hold it, where this is an outline
-    engine_python: str | None = None  # of the environment that has the engine that decodes
     known: Provenance | None = None  # of an outline: where its figures come from, as the worker tells it
     # Of answers of a log, by prompt; as a server's they go on in loops.
     limits: Mapping[tuple[int, ...], int] | None = None
 
     __repr__ = one_line
+
+    @property
+    def temperature(self) -> float | None:
+        """The temperature at which given answers were sampled, 0 for greedy; None where that is not known."""
+        is_known = self.given and self.source.rule is not None
+        return self.acceptance.record.get("temperature", 0.0) if is_known else None
 
     def setup(self, max_new_tokens: int) -> Setup:
         """The parts that decode the session's answers, each of at most so many tokens."""
@@ -103,9 +107,6 @@ def open_session(source: Source | None = None, prompts: PromptSet | None = None)
     if source.acceptance.name == "reject":
         drafter, rule = by_rejection(drafter, target, rule)
     prompts = prompts or open_prompts(source, target)
-    sampled_at = None
-    if source.responses and source.rule:
-        sampled_at = rule.record.get("temperature", 0.0)
     return Session(
         target,
         drafter,
@@ -114,9 +115,7 @@ def open_session(source: Source | None = None, prompts: PromptSet | None = None)
         given=source.responses is not None,
         notes=(*opened.notes, *_skipped_note(prompts)),
         acceptance=rule,
-        temperature=sampled_at,
         source=source,
-        engine_python=source.engine_python,
     )
 
 

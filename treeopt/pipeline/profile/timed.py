@@ -96,7 +96,7 @@ def _opened(engine: str, session: Session, max_new_tokens: int, wanted: ProfileO
     asked, batch_size = f"`engine={engine}`", max(wanted.batch_sizes)
     if given := [name for name in ("contexts", "sizes", "compiled", "calibration") if name in wanted.given]:
         raise InvalidInput(f"{asked} does not go with `{given[0]}`: leave it out.")
-    opened = open_stepper(engine, session.setup(max_new_tokens), session.engine_python)
+    opened = open_stepper(engine, session.setup(max_new_tokens), session.source.engine_python)
     if not opened.is_stepwise:
         raise Unsupported(f"{asked} decodes whole answers, so its steps are not timed one by one: use bench.")
     if opened.most_rows is not None and batch_size > opened.most_rows:
