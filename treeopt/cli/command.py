@@ -245,6 +245,6 @@ def show_comparison(comparison: Comparison, as_json: bool) -> None:
     from treeopt.report.comparison import compared_table, verdict
     from treeopt.report.terminal import note
 
-    note(*getattr(comparison, "notes", ()))
+    note(*comparison.notes)
     document = {"schema": schema("comparison"), "verdict": verdict(comparison), **comparison.document()}
     show_result(document, compared_table(comparison), as_json)

@@ -221,7 +221,7 @@ def bench(
     for benchmark in results:
         show_result(benchmark.document(), bench_table(benchmark), as_json)
         entry = plan.entry(benchmark.contenders[0].batch_size)
-        note(*filter(None, [plan.copies and closing(entry, benchmark)]))
+        note(closing(entry, benchmark) if plan.copies else None)
 
 
 @command(CompareOptions)
