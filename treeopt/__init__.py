@@ -351,8 +351,7 @@ def train(
     from treeopt.runtime.training.recipe import Recipe
 
     source: Any = pipeline.source_of(model, None, prompts, rule)
-    with pipeline.cluster_of(workers or Workers()) as cluster:
-        return pipeline.train(Path(output), source, recipe or Recipe(), texts or TrainOptions(), cluster=cluster)
+    return pipeline.train(Path(output), source, recipe or Recipe(), texts or TrainOptions(), workers or Workers())
 
 
 def export(plan: Plan, engine: str, folder: str | Path, *, options: ExportOptions | None = None) -> Exported:

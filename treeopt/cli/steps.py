@@ -358,6 +358,5 @@ def train(
     from treeopt.report.tables import training_table
 
     source = typed_source(model, prompts, rule)
-    with pipeline.cluster_of(workers) as cluster:
-        training = pipeline.train(output, source, replace(recipe, seed=source.seed or 0), texts, cluster=cluster)
+    training = pipeline.train(output, source, replace(recipe, seed=source.seed or 0), texts, workers)
     show_result(training.document(), training_table(training.record, training.command), as_json)

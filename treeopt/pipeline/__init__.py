@@ -26,4 +26,3 @@ from treeopt.pipeline.session import open_random, session_of, session_of_run, so
 from treeopt.pipeline.train import train
 from treeopt.pipeline.trees import named_tree, read_tree, score
 from treeopt.pipeline.tune import tune, tune_sources
-from treeopt.runtime.cluster import cluster_of

@@ -20,9 +20,10 @@ from treeopt.files import storage, writing
 from treeopt.files.notes import note
 from treeopt.files.shell import command_line
 from treeopt.pipeline.session import located_source
-from treeopt.records.options import Source, TrainOptions
+from treeopt.records.options import Source, TrainOptions, Workers
 from treeopt.records.origins import Provenance
 from treeopt.report.terminal import progress
+from treeopt.runtime.cluster import cluster_of
 from treeopt.runtime.waiting import import_torch
 
 if TYPE_CHECKING:
@@ -49,16 +50,14 @@ class Training:
         return {**self.record, "files": [str(file) for file in self.files], "command": self.command}
 
 
-def train(
-    folder: Path, source: Source, recipe: Recipe, wanted: TrainOptions, *, cluster: Cluster | None = None
-) -> Training:
+def train(folder: Path, source: Source, recipe: Recipe, wanted: TrainOptions, workers: Workers) -> Training:
     """Train heads into ``folder``.
 
-    source          : what loads the model and its prompts, and the rule that its answers are written by
-    cluster         : whose workers write the answers
+    source  : what loads the model and its prompts, and the rule that its answers are written by
+    workers : who write the answers, where some are asked for
     """
     import_torch()
-    if source.responses and (cluster is not None or source.rule):
+    if source.responses and (workers.workers is not None or source.rule):
         option = "`rule` says how the model writes its" if source.rule else "`workers` have the model's own"
         raise InvalidInput(f"{option} answers, but `responses` are given: leave one out.")
     if source.acceptance.name not in ("greedy", "sample"):
@@ -67,7 +66,7 @@ def train(
             f"`rule={source.rule}`: leave it out."
         )
     _check_folder(folder, recipe.kind)
-    with writing_heads(folder, wanted.answers):
+    with cluster_of(workers) as cluster, writing_heads(folder, wanted.answers):
         job = TrainingJob(folder, located_source(source), recipe, wanted.mixed_precision)
         job.write_texts(wanted, cluster)
         files, reached = job.run()
