@@ -85,7 +85,7 @@ class Rule:
         return cls(name.strip(), **parameters)
 
     def __str__(self) -> str:
-        values = ",".join(f"{name}={value:g}" for name, value in self.parameters.items())
+        values = ",".join(f"{name}={str(value).removesuffix('.0')}" for name, value in self.parameters.items())
         return f"{self.name}:{values}" if values else self.name
 
 
