@@ -1,9 +1,11 @@
 """The Python API gives what the commands give, shows itself in a notebook, and is light to import."""
 
+import ast
 import json
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -243,9 +245,13 @@ def test_the_notebook_runs_cell_by_cell(tmp_path, monkeypatch):
     assert names["plan"]._repr_html_()
 
 
-def test_the_page_lists_all_that_is_public():
+def test_the_page_lists_all_that_is_public_and_its_calls_are_calls():
     page = (DOCS / "python.md").read_text(encoding="utf-8")
     assert [name for name in treeopt.__all__ if name not in page] == []
+    for call in ast.walk(ast.parse(page.split("```python\n")[1].split("```")[0])):
+        if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("treeopt."):
+            given = {keyword.arg: keyword.value for keyword in call.keywords}
+            signature(getattr(treeopt, call.func.attr)).bind(*call.args, **given)
 
 
 def test_a_picture_shows_itself_and_a_record_is_one_line():

@@ -275,11 +275,9 @@ def test_groups_that_are_too_few_to_be_judged_do_not_end_a_run(mixed_run, capsys
 
 
 def test_the_last_lines_of_a_run_have_its_groups(mixed_run, monkeypatch):
-    from treeopt import pipeline
-
     groups = groups_of(mixed_run, SimpleNamespace(source=Source(group_by="kind")))
-    monkeypatch.setattr(pipeline, "session_of", lambda *given, **options: SimpleNamespace(source=Source()))
-    monkeypatch.setattr(pipeline, "run_line", lambda *given: (mixed_run.read_plan(), [some_bench()], [], groups))
+    monkeypatch.setattr("treeopt.pipeline.session_of", lambda *given, **options: SimpleNamespace(source=Source()))
+    monkeypatch.setattr("treeopt.pipeline.run_line", lambda *given: (mixed_run.read_plan(), [some_bench()], [], groups))
     last = invoke("run", "--run", mixed_run.path).stdout.rpartition("The speedup is")[2]
     assert last.index("do not speculate") < last.index("own over shared") < last.index("Found: ")
     document = json.loads(invoke("run", "--run", mixed_run.path, "--json").stdout)

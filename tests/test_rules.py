@@ -8,10 +8,7 @@ from treeopt.records.rules import PARAMETERS, RULES, Rule, option_of
 from treeopt.runtime.session import open_rule
 
 
-@pytest.mark.parametrize(
-    "rule",
-    ["greedy", "sample:temperature=0.1234567,top_p=0.9,top_k=1000000", "typical:temperature=0.6,epsilon=0.1"],
-)
+@pytest.mark.parametrize("rule", ["greedy", "sample:temperature=0.1234567,top_p=0.9,top_k=8", "typical:epsilon=0.1"])
 def test_the_options_of_a_record_ask_for_the_same_rule(rule):
     """To the last digit: at 0.316228, six digits of the root of 0.1, delta was another one."""
     record = open_rule(Source(rule=rule, seed=3)).record
