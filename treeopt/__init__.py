@@ -9,8 +9,8 @@
     plan.export("tensorrt-llm", "out/")
     treeopt.bench(plan)
 
-A function takes what most people pass, and the rest as one of `treeopt.records.options`, whose fields are the options of the
-command of that name. A model is loaded by each function that needs one; to load it once, open it and pass what you got:
+A function takes what most people pass, and the rest as a class of options, whose fields are the options of the command of that
+name. A model is loaded by each function that needs one; to load it once, open it and pass what you got:
 
     session = treeopt.open("MODEL", drafter="HEADS", prompts="prompts.jsonl")
     trace = treeopt.calibrate(session)

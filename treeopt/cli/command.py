@@ -1,4 +1,4 @@
-"""Commands made of option classes: each field of `treeopt.records.options` is an option of the terminal.
+"""Commands made of option classes: each field of `treeopt.records.options` or `treeopt.records.exchange` is an option.
 
 A command's function gets an instance of each of its classes, with what was typed. --help shows the options that most people
 use, --help-all all of them. Results go to stdout as a table or as JSON, notes to stderr.

@@ -1,7 +1,8 @@
-"""All options of treeopt, by what they are about: fields of dataclasses, from which commands and records are made.
+"""The options of treeopt, by what they are about: fields of dataclasses, from which commands and records are made.
 
 A function of `treeopt` takes what most people pass as parameters of its own, and the rest as one of these.
-`treeopt.runtime.training.recipe.Recipe` has those of training. Importing this is light.
+`treeopt.records.exchange` has those of servers and other tools' files, `treeopt.runtime.training.recipe.Recipe` those of training.
+Importing this is light.
 """
 
 from __future__ import annotations
