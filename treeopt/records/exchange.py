@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from treeopt.files.options import Options, option
+from treeopt.records.options import NOISE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +53,7 @@ class TableOptions(Options):
     lengths: Sequence[int] = option(
         "guesses per step that could be run too, beside those in the files", (), least=0, common=True
     )
-    noise: float | None = option(
-        "how far two launches of one setting differ, as a standard deviation in per cent; by default what repeats say, else 2.5 %",
-        above=0,
-        most=1000,
-    )
+    noise: float | None = option(NOISE, above=0, most=1000)
     tpot_limit: float | None = option("most milliseconds per token of a request", above=0, common=True)
     served: str | None = option(
         'the setting that is served now, such as "MTP 3" or "off", to compare with', common=True

@@ -17,6 +17,7 @@ from treeopt.records.rules import Rule
 
 BATCH_SIZES = "sequences decoded at once: 1,4,8"
 BUDGET = "most rows verified per sequence and step, root included"
+NOISE = "how far two launches of one setting differ, as a standard deviation in per cent; by default what repeats say, else 2.5 %"
 ENGINES_THAT_RUN = "vllm, openvino, openvino-int8, the latter two also with -default"
 
 
@@ -279,11 +280,7 @@ class CompareOptions(Options):
         most=99.9,
         common=True,
     )
-    noise: float | None = option(
-        "how far two launches of one setting differ, as a standard deviation in per cent; by default what repeats say, else 2.5 %",
-        above=0,
-        common=True,
-    )
+    noise: float | None = option(NOISE, above=0, common=True)
     group_by: Literal["context"] | None = option(
         "of one run: compare contexts, by powers of two, instead of groups of prompts", common=True
     )
