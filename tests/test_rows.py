@@ -98,12 +98,8 @@ def test_datasets_in_folders_and_on_the_hub(tmp_path, monkeypatch):
     assert asked == [(("some/name", "main"), {"split": None}), (("some/name", None), {"split": "test"})]
     for prompts in found:
         assert prompts.conversations == same
-    assert [prompts.name for prompts in found[2:]] == [
-        "saved (train)",
-        "splits (two)",
-        "some/name:main (train)",
-        "some/name (test)",
-    ]
+    names = ["saved (train)", "splits (two)", "some/name:main (train)", "some/name (test)"]
+    assert [prompts.name for prompts in found[2:]] == names
     assert len({prompts.fingerprint for prompts in found}) == 1
 
 

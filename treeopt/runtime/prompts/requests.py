@@ -94,14 +94,14 @@ def requests_in(row: Record, column: str | None = None, responses: str | None = 
 
 def _flat(row: Record, depth: int = MOST_WITHIN) -> dict[str, Any]:
     """What a row and the objects in it say of the request; the outer ones come first."""
-    fields = outer = {name: _parsed(name, value) for name, value in row.items() if value is not None}
+    fields = outer = {name: _parsed(name, value, depth) for name, value in row.items() if value is not None}
     for name in WITHIN if depth else ():
         if isinstance(inner := outer.get(name), dict):
             fields = _flat(inner, depth - 1) | fields
     return fields
 
 
-def _parsed(name: str, value: Any) -> Any:
+def _parsed(name: str, value: Any, depth: int) -> Any:
     """The object or the list of objects that a string holds as JSON; a text as it is, an answer that is JSON too."""
     if name not in (*WITHIN, *CHOICES) or not isinstance(value, str) or not value.lstrip().startswith(("{", "[")):
         return value
@@ -109,17 +109,18 @@ def _parsed(name: str, value: Any) -> Any:
         document = parse_json(value)
     except ValueError:
         return value
-    return value if name in ANSWERS and not _is_response(document) else document
+    return value if name in ANSWERS and not (depth and _is_response(document, depth - 1)) else document
 
 
-def _is_response(document: Any) -> bool:
+def _is_response(document: Any, depth: int) -> bool:
     """Whether a document is what a server answers, and not a text that a model wrote as JSON."""
-    fields = _flat(document) if isinstance(document, dict) else {}
-    parts = [document, *(first_of(fields, CHOICES, list)[1] or [])]
-    objects = [part for part in parts if isinstance(part, dict)]
-    return any(
-        _flat(part).get("role") == "assistant" or not SERVERS.isdisjoint({*part, *_flat(part)}) for part in objects
-    )
+    if not isinstance(document, dict):
+        return False
+    fields = _flat(document, depth)
+    choices = [choice for choice in first_of(fields, CHOICES, list)[1] or [] if isinstance(choice, dict)]
+    parts = [fields, *(_flat(choice, depth) for choice in choices)]
+    names = set[str]().union(document, *choices, *parts)
+    return not SERVERS.isdisjoint(names) or any(part.get("role") == "assistant" for part in parts)
 
 
 def _request(row: Record, choice: Record | None, column: str | None, responses: str | None) -> LoggedRequest:
