@@ -216,10 +216,11 @@ def encode_request(
     """
     prompt: Sequence[int] = request.prompt_ids or ()
     answer: Sequence[int] = request.answer_ids or ()
-    if encoder is not None:
-        text, is_chat = request.text, bool(request.messages) and not encoder.special.search(request.text)
-        if is_chat and not (prompt and answer):
-            text = encoder.write(request.messages, request.options)
+    if not (prompt and answer):
+        if encoder is None:
+            raise ValueError("it has text, which `tokenizer` makes tokens of")
+        is_chat = bool(request.messages) and not encoder.special.search(request.text)
+        text = encoder.write(request.messages, request.options) if is_chat else request.text
         written = encoder.encode(text, bos=not (is_chat and encoder.template) and not encoder.special.search(text))
         prompt = prompt or written
         if not answer and request.answer is not None:
@@ -228,9 +229,8 @@ def encode_request(
             else:
                 tokens = encoder.encode(_whole(request.answer, counts))
             answer = encoder.until_end(tokens, limit=request.limit, was_cut=request.was_cut)
+    if encoder is not None:
         encoder.check([*prompt, *answer])
-    elif not (prompt and answer):
-        raise ValueError("it has text, which `tokenizer` makes tokens of")
     if not (prompt and answer):
         raise ValueError(f"its {'answer' if prompt else 'prompt'} has no tokens")
     counts["texts"] += not request.answer_ids
@@ -248,10 +248,12 @@ def _written_answer(
         part = {name: value for name, value in answer.items() if name not in left_out}
         return encoder.write([*request.messages, part], request.options, finished=True)
 
-    if "reasoning_content" in answer and whole() == whole(*REASONINGS):
+    written = whole()
+    if "reasoning_content" in answer and written == whole(*REASONINGS):
         answer["content"] = _whole(answer, counts)
-    is_lost = "tool_calls" in answer and whole() == whole("tool_calls")
-    tokens = encoder.behind(prompt, text, whole())
+        written = whole()
+    is_lost = "tool_calls" in answer and written == whole("tool_calls")
+    tokens = encoder.behind(prompt, text, written)
     if not answer["content"].strip() and (is_lost or not tokens):
         raise ValueError("its answer calls a tool, which the chat template does not write behind the prompt")
     counts += Counter(unwritten_calls=int(is_lost), otherwise=int(not tokens))
