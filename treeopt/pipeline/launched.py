@@ -248,7 +248,7 @@ def conversations_of(source: Source) -> list[Conversation]:
     order = order_of(source)
     columns = {"column": source.column, "group_by": source.group_by, "split": source.split}
     found = read_conversations(str(source.prompts), **columns, order=order)[1].things()
-    return found if order.seed is None else [found[i] for i in spread([one.group for one in found], order.seed)]
+    return [found[i] for i in spread([conversation.group for conversation in found], order.seed)]
 
 
 def asked_of(conversations: Iterable[Conversation], prompts: Prompts) -> list[Any]:

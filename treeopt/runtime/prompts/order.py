@@ -60,14 +60,16 @@ class Draw(Generic[T]):
         return sorted(self._kept.items(), key=lambda kept: kept[1][0])[: self.order.most]
 
 
-def spread(groups: Sequence[str], seed: int) -> list[int]:
+def spread(groups: Sequence[str], seed: int | None) -> list[int]:
     """The order of things of these groups in which every group is spread evenly; within a group it stays.
 
-    Of n things of a group the r-th comes at (r + start) / n of the way, with a start of the group's own.
+    Of n things of a group the r-th comes at (r + start) / n of the way, with a start of the group's own. Without a seed all stay.
 
     >>> spread(["a", "a", "a", "a", "b", "b"], 0)
     [0, 4, 1, 2, 5, 3]
     """
+    if seed is None:
+        return list(range(len(groups)))
     sizes, seen, places = Counter(groups), Counter[str](), []
     starts = {group: hashed(seed, group) / 2**128 for group in sizes}
     for group in groups:

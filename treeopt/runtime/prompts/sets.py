@@ -212,4 +212,4 @@ def _distinct(found: Sequence[Conversation], seed: int | None) -> tuple[Conversa
     for conversation in found:
         unique.setdefault(conversation.sha256, conversation)
     kept = tuple(unique.values())
-    return kept if seed is None else tuple(kept[i] for i in spread([one.group for one in kept], seed))
+    return tuple(kept[i] for i in spread([conversation.group for conversation in kept], seed))
