@@ -61,21 +61,16 @@ def recognise_medusa(stored: StoredTensors) -> Checkpoint | None:
     num_layers = most_common(of_projections) or 1 + max(of_blocks, default=0)
     if layout == "medusa" and not of_projections:
         layout = "medusa-shared"
-
-    def names() -> Iterator[str]:
-        return weight_names(num_heads, num_layers, projections=layout != "medusa-shared")
-
-    check_names(
+    expected = weight_names(num_heads, num_layers, projections=layout != "medusa-shared")
+    names = check_names(
         stored,
-        (prefix + name for name in names()),
+        (prefix + name for name in expected),
         f"{num_heads} heads of {num_layers} blocks in the layout {layout!r}",
         known=found,
         among=[name for name in stored.parts if layout not in WITH_BASE or "medusa" in name.lower()],
     )
-    build = partial(_build, layout, num_heads, num_layers)
-    return Checkpoint(
-        stored, layout, {name: prefix + name for name in names()}, build, shares=layout == "medusa-shared"
-    )
+    by_name, build = {name.removeprefix(prefix): name for name in names}, partial(_build, layout, num_heads, num_layers)
+    return Checkpoint(stored, layout, by_name, build, shares=layout == "medusa-shared")
 
 
 def _build(layout: str, num_heads: int, num_layers: int, reading: Reading) -> Callable[..., MedusaHeads]:
