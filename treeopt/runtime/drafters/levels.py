@@ -9,10 +9,9 @@ V vocabulary of the drafter, or of the target
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -118,8 +117,9 @@ class LevelDraft:
         The nodes of a level are drafted together, one topk's beside the other's.
         """
         level, tokens = Frontier(torch.zeros_like(roots)[:, None]), roots[:, None]
-        pools, among = [GrowingPool(topk, roots) for topk in topks], [slice(0, 1)] * len(topks)
-        ends = np.cumsum([0, *topks]).tolist()
+        pools = [GrowingPool(topk, roots) for topk in topks]
+        among = [slice(0, 1)] * len(topks)  # each topk's nodes in the level: the root is all of theirs
+        below_root = [slice(*ends) for ends in pairwise(accumulate(topks, initial=0))]
         self.begin(roots, levels)
         for depth in range(levels):
             guesses, own = self.children(level, tokens, max(topks))
@@ -128,7 +128,7 @@ class LevelDraft:
             grown = [pool.add(children[:, part], own[:, part]) for pool, part in zip(pools, among, strict=True)]
             parents = [part.start + parent for part, (parent, _) in zip(among, grown, strict=True)]
             level, tokens = Frontier(torch.cat(parents, 1), level), torch.cat([token for _, token in grown], 1)
-            among = [slice(*ends) for ends in pairwise(ends)]
+            among = below_root
         return [pool.whole() for pool in pools]
 
     def read(self, answer: GivenText) -> None:
