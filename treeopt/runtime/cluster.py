@@ -68,7 +68,7 @@ class Cluster(ExitStack):
         try:
             import ray
         except ImportError:
-            raise Unsupported("`engine=ray` needs Ray. Install it with: pip install 'treeopt[ray]'") from None
+            raise Unsupported("`workers` needs Ray. Install it with: pip install 'treeopt[ray]'") from None
         if not ray.is_initialized():
             options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "error"}
             if address == "local":
