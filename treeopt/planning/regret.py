@@ -101,7 +101,7 @@ def plan_losses(
     for entry in plan.entries:
         draft, limits = _judged(entry, source, plan.limits(Limits()))
         limits = limits if profile else replace(limits, budget=len(draft))
-        served = Candidate(SERVED, draft, source.rates(draft))
+        served = Candidate(SERVED, draft, source.rates(draft), row_counts=source.row_counts(len(draft)))
         table, rivals = _tables(source, plan, entry, limits, profile, engine, [served])
         n, place = served.conversations, len(rivals.candidates)
         everywhere = np.ones(max(n, 1), dtype=np.int64)
