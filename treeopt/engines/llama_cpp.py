@@ -93,7 +93,6 @@ STATISTICS = re.compile(
     rf"#gen drafts =\s*(?P<made>{COUNT}), #acc drafts =\s*{COUNT}, #gen tokens =\s*(?P<drafted>{COUNT}), "
     rf"#acc tokens =\s*(?P<accepted>{COUNT})(?:, #mean acc len =\s*(?P<mean>{MEAN}), #acc rate/pos = {RATES})?"
 )
-ASK = "start the server with --verbosity 4, or with --metrics and save /metrics before and after"
 NO_RATES = (
     "only means of its drafts: survival needs rates by position ('acc per pos'), which llama.cpp prints since PR #24536 of June "
     "2026. Start the server with --verbosity 4, or with --metrics and save /metrics before and after"
