@@ -8,7 +8,6 @@ import pytest
 
 from tests.helpers.steps import request_of
 from treeopt import compare
-from treeopt.engines.plans import export_plan
 from treeopt.errors import InvalidInput
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -24,7 +23,7 @@ from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 from .conftest import invoke, random_trace
-from .helpers.engine_rows import export
+from .helpers.engine_rows import export, export_plan
 
 WIDTHS = (3, 5)  # guesses of the demo model's drafter, which was trained for 5
 SHORT = ("--num-prompts", 8, "--max-new-tokens", 16, "--dtype", "float64")

@@ -2,10 +2,9 @@
 
 import pytest
 
-from tests.helpers.engine_rows import COPIED, READERS
+from tests.helpers.engine_rows import COPIED, READERS, export_plan
 from tests.helpers.engine_rows import export as export_draft
 from treeopt.engines.copied import KIND
-from treeopt.engines.plans import export_plan
 from treeopt.engines.registry import method_of, runners
 from treeopt.errors import InvalidInput
 from treeopt.pipeline import export

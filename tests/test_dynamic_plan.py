@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from treeopt.engines.plans import export_plan
 from treeopt.engines.registry import method_of
 from treeopt.errors import InvalidInput
 from treeopt.growth.replay import replay
@@ -38,6 +37,7 @@ from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import FIXED, Cost, Tree
 
 from .conftest import random_trace
+from .helpers.engine_rows import export_plan
 from .helpers.runs import some_profile
 from .test_ddtree import recorded
 from .test_dynamic import slow_lengths, slow_replay, with_pools

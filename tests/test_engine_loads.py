@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.helpers.engine_rows import READERS
+from tests.helpers.engine_rows import READERS, export_plan
 from tests.helpers.steps import search
-from treeopt.engines.plans import batch_sizes_to_export, export_plan
+from treeopt.engines.plans import batch_sizes_to_export
 from treeopt.engines.registry import ENGINES, method_of
 from treeopt.errors import InvalidInput
 from treeopt.pipeline import export

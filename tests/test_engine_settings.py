@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.helpers.engine_rows import READERS, setting_of
+from tests.helpers.engine_rows import READERS, export_plan, setting_of
 from tests.helpers.steps import search
-from treeopt.engines.plans import export_plan, method_for_plan, planned_method
+from treeopt.engines.plans import method_for_plan, planned_method
 from treeopt.errors import InvalidInput
 from treeopt.growth.replay import dynamic_rates
 from treeopt.growth.source import source_of

@@ -13,12 +13,11 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 
 from tests.helpers import engine_readers as readers
-from tests.helpers.engine_rows import READERS
+from tests.helpers.engine_rows import READERS, export_plan
 from tests.helpers.engine_rows import export as export_draft
 from tests.helpers.medusa_buffers import medusa_buffers
 from treeopt.cli import cli
 from treeopt.engines import eagle, neuron, tensorrt_trees
-from treeopt.engines.plans import export_plan
 from treeopt.engines.registry import ENGINES, method_of
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.pipeline import export_all

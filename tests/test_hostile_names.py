@@ -16,7 +16,6 @@ from click.testing import CliRunner
 import treeopt as api
 from treeopt import demo
 from treeopt.cli import cli
-from treeopt.engines.plans import export_plan
 from treeopt.engines.registry import ENGINES
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.shell import command_line, printable, shell_word
@@ -34,7 +33,7 @@ from treeopt.trees.published import published_tree
 from treeopt.trees.tree import Tree
 
 from .conftest import treeopt
-from .helpers.engine_rows import COPIED, chains, export
+from .helpers.engine_rows import COPIED, chains, export, export_plan
 from .helpers.runs import make_run
 
 NAMES = (

@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -18,10 +19,11 @@ from tests.helpers.medusa_buffers import decoded, medusa_buffers
 from treeopt.engines import exllamav3, medusa, neuron, sglang, tensorrt_llm, vllm
 from treeopt.engines import tensorrt_trees as old
 from treeopt.engines.base import COMMANDS, LAST, About, Written
-from treeopt.engines.plans import write_served
+from treeopt.engines.plans import AS_PLANNED, prepare, write_served
 from treeopt.engines.registry import method_of
 from treeopt.engines.templates import SCRIPT
-from treeopt.records.plan import Ranges, for_all, merged, only
+from treeopt.records.exchange import ExportOptions
+from treeopt.records.plan import Plan, Ranges, for_all, merged, only
 from treeopt.trees.draft import CopiedText, Draft, DynamicTree
 from treeopt.trees.tree import Tree
 
@@ -39,6 +41,14 @@ def export(engine: str, served: Draft | Ranges[Draft], method: str | None = None
     record = About(**{"num_heads": 8, **about, "drafter": about.get("drafter") or ""})
     ranges = served if isinstance(served, tuple) else for_all(served)
     return write_served(method_of(engine, record.drafter, method), ranges, record)
+
+
+def export_plan(plan: Plan, engine: str, options: ExportOptions = AS_PLANNED) -> Written:
+    """The export of a plan whose draft, or schedule, is one for all batch sizes."""
+    prepared = prepare(plan, engine, options)
+    (part,) = prepared.parts.values()
+    written = write_served(prepared.method, *part)
+    return replace(written, notes=(*prepared.beyond, *prepared.notes, *written.notes))
 
 
 def chains(*lengths: tuple[int, int | None, int]) -> Ranges[Draft]:

@@ -31,8 +31,6 @@ from treeopt.records.rules import marked_rule, option_of, rule_of
 from treeopt.trees.draft import Draft
 
 COMMENTED = (".sh", ".py", ".yml")  # endings of files that can hold a comment
-
-
 AS_PLANNED = ExportOptions()
 
 
@@ -111,16 +109,6 @@ def _ended(served: Ranges[Draft], planned: int, engine: str, beyond: Beyond) -> 
         return served, [f"{nothing}: {engine} speculates there as at {largest}, at your risk."]
     ended = (*before, (first, largest, draft), (largest + 1, None, ROOT))
     return ended, [f"{nothing}, so {engine} does not speculate there. To go on as at {largest}: `beyond=last`."]
-
-
-def export_plan(plan: Plan, engine: str, options: ExportOptions = AS_PLANNED) -> Written:
-    """An engine's files for a plan. Raises InvalidInput if batch sizes have files of their own and none is named."""
-    prepared = prepare(plan, engine, options)
-    if len(prepared.parts) > 1:
-        plan.entry()  # raises the error
-    (part,) = prepared.parts.values()
-    written = write_served(prepared.method, *part)
-    return replace(written, notes=(*prepared.beyond, *prepared.notes, *written.notes))
 
 
 def method_for_plan(plan: Plan, engine: str, method: str | None = None) -> Method:
