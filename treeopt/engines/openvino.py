@@ -92,8 +92,6 @@ ENGINE = ServingEngine(name="openvino", title="OpenVINO GenAI", package="openvin
     method(name="draft-model", drafters=("draft-model", "eagle3"), carrier=DRAFT_MODEL),
     method(name="dynamic-tree", limits=EngineLimits(dynamic=DynamicLimits(), fills_levels="all"), drafters=("eagle3",), max_batch_size=1,
            carrier=DRAFT_MODEL),
-    method(name="prompt-lookup", drafters=("ngram",), rules=("greedy", "sample"), carrier=PROMPT_LOOKUP,
-           looks_up=EARLIEST),
-    copied.method("openvino", write=write_copied, checked="2026.4.1.0", carrier=PROMPT_LOOKUP,
-                  source=SOURCE),
+    method(name="prompt-lookup", drafters=("ngram",), rules=("greedy", "sample"), carrier=PROMPT_LOOKUP, looks_up=EARLIEST),
+    copied.method("openvino", write=write_copied, checked="2026.4.1.0", carrier=PROMPT_LOOKUP, source=SOURCE),
 ))  # fmt: skip

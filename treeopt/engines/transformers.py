@@ -89,6 +89,5 @@ ENGINE = ServingEngine(name="transformers", title="transformers", package="trans
     Method(name="prompt-lookup", checked="5.23.0", drafters=("ngram",), rules=("greedy", "sample"), max_batch_size=1,
            carrier="generation_config.json, or arguments of generate()", looks_up=EARLIEST, source=SOURCE, write=write_lookup),
     copied.method("transformers", write=write_copied, checked="5.23.0", max_batch_size=1,
-    carrier="generation_config.json, or arguments of generate()",
-                  source=SOURCE),
+                  carrier="generation_config.json, or arguments of generate()", source=SOURCE),
 ))  # fmt: skip

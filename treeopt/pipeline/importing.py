@@ -26,8 +26,6 @@ from treeopt.records.trace import RankTrace
 from treeopt.trees.tree import Tree
 
 ARMS, TREE, SHARDS = "arms", "tree", "shards"  # kinds of what is imported, besides those of accuracies
-
-
 AS_WRITTEN = ImportOptions()
 
 
@@ -133,7 +131,7 @@ def merge_runs(run: RunDirectory, others: Sequence[Path], *, overwrite: bool = F
     trace = merge([(str(other), _trace_of(RunDirectory(other))) for other in others])
     there = run.accuracies()
     if not overwrite and not (there == [run.trace] and _is_same(run.read_trace(), trace)):
-        run.check_free("merging", run.accuracies())
+        run.check_free("merging", there)
     now = Provenance.here()
     calibration = summary(trace, replace(Provenance.of(trace.meta), command=now.command, time=now.time))
     run.replace_accuracies(calibration, trace)

@@ -156,7 +156,7 @@ def stale_plan(run: RunDirectory, plan: Plan) -> list[str]:
 def timed_elsewhere(run: RunDirectory, plan: Plan, bench: Benchmark) -> str:
     """In what the plan's latencies (there) and the benchmark (here) differ; empty where it was decoded as they were timed."""
     profile, decoded = read_timed(run, plan.inputs), bench.provenance or Provenance()
-    timed = Origin.of_latencies({} if profile is None else profile.info, plan.runtime or {"name": None})
+    timed = Origin.of_latencies({} if profile is None else profile.info, plan.runtime or {})
     engine = {"name": OURS, **(decoded.engine or {})}
     return ", ".join(same_origin(timed, Origin.of_latencies({"provenance": decoded}, engine)))
 
