@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines_live.check import NOT_THERE
+from tests.engines_live.archives import Release
+from tests.engines_live.check import NOT_THERE, report_of
 from tests.engines_live.written import words_of_engine
 from treeopt.engines.registry import ENGINES
 
@@ -35,3 +36,10 @@ def test_written_options(engine):
 def test_sources_of_lists(kept):
     """Every list names its repository, commit and files."""
     assert all(kept[key] for key in ("repository", "commit", "files", "read"))
+
+
+@pytest.mark.parametrize("word", ["spec_decode_draft_tokens", "total_output_tokens", "per pos = (", "meta_info"])
+def test_words_that_are_read(word):
+    """Keys and texts that an import reads are looked up: a release without them lacks them."""
+    gone = [line for engine in ("vllm", "llama-cpp", "sglang") for line in report_of(engine, Release("1", {})).gone]
+    assert f"{word!r} is gone (read by import)" in gone

@@ -6,7 +6,6 @@ archive  the source distribution, else the smallest wheel for Linux; kept, so th
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import json
 import os
@@ -50,11 +49,6 @@ class Release:
 
     version: str
     texts: Mapping[str, str]
-
-    def matching(self, patterns: str) -> dict[str, str]:
-        """The texts whose paths match one of the patterns, which spaces part; ``*`` matches folders too."""
-        wanted = patterns.split()
-        return {path: text for path, text in self.texts.items() if any(fnmatch.fnmatchcase(path, p) for p in wanted)}
 
 
 def release_of(package: str, version: str | None = None) -> Release:

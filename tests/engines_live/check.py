@@ -20,7 +20,7 @@ NOT_THERE: dict[str, str] = {  # engines of whose exports the archive says nothi
 READ = {  # words of the files that `treeopt import` reads
     "vllm": (
         *("SpecDecoding metrics: ", "Mean acceptance length: ", "Accepted: ", "Drafted: ", "Per-position acceptance rate: "),
-        *(field.alias for field in vllm.Run.model_fields.values() if field.alias),
+        *(str(field.validation_alias or name) for name, field in vllm.Run.model_fields.items()),
         *("speculative_decoding", *NAMES, *COUNTERS),
     ),
     "sglang": (*(names[0] for names in NAMES.values()), "meta_info", "sglext", "spec_tokens_details", *sglang.MEANS_IN_TEXT),
