@@ -239,6 +239,14 @@ def test_plan_beyond_block():
             assert export_plan(wider, "vllm").files
 
 
+@pytest.mark.parametrize(("engine", "is_another"), [("vLLM", False), ("sglang", True)])
+def test_latencies_of_another_engine(tmp_path, engine, is_another):
+    """An export says that steps were timed in another engine, however the name of its own is spelt."""
+    plan = replace(plan_of("eagle3", shape="chain"), runtime={"name": "vllm"})
+    notes = plan.export(engine, tmp_path).notes
+    assert any("step latencies of vllm" in note for note in notes) == is_another
+
+
 TYPICAL = {"rule": "typical", "temperature": 0.7, "epsilon": 0.09, "delta": 0.3}
 SAMPLED = {"rule": "sample-then-match", "temperature": 0.7, "top_p": None, "top_k": None, "seed": 0}
 

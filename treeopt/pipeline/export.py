@@ -119,10 +119,11 @@ def export_to(
     notes += [*written_for(prepared.plan, list(prepared.parts)), *prepared.notes]
     notes += [f"{NOTHING_WRITTEN} batch size {size}. {error}" for size, error in refused.items()]
     notes += by_batch_size({size: part.notes for size, part in parts.items()})
-    timed_in = str((plan.runtime or {}).get("name") or engine)
-    if not timed_in.startswith(engine):
+    name = prepared.method.engine
+    timed_in = str((plan.runtime or {}).get("name") or name)
+    if not timed_in.startswith(name):
         notes.append(
-            f"The plan was made with step latencies of {timed_in}. Steps take another time in {engine}, and "
+            f"The plan was made with step latencies of {timed_in}. Steps take another time in {name}, and "
             "another size may be faster there."
         )
     if options.batch_size is not None or None in parts:
