@@ -224,9 +224,7 @@ def compare_groups(
 
 def check_alike(a: Side, b: Side) -> None:
     """Raise InvalidInput where two sides are of other models, drafters or rules, as far as that is known."""
-    check_same_origin(
-        a.origin, b.origin, f"{a.name} (there) and {b.name} (here)", "treeopt status says what a run holds."
-    )
+    check_same_origin(a.origin, b.origin, f"{a.name} (there) and {b.name} (here)")
 
 
 def kind_of(given: Given) -> Literal["run", "arms", "result", "file", "counts"]:

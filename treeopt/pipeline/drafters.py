@@ -33,7 +33,7 @@ def compare_drafters(runs: Sequence[RunDirectory], *, batch_size: int | None = N
         found += [figure for figure in figures if figure]
     for (first, there), (name, here) in combinations(zip(names, origins, strict=True), 2):
         what = f"Drafters are compared on one machine, but {first} (there) and {name} (here)"
-        check_same_origin(there, here, what, "treeopt status says what a run holds.")
+        check_same_origin(there, here, what)
     if not found:
         which = "" if batch_size is None else f" at batch size {batch_size}"
         raise OutOfRange(f"The runs must have plans with latencies{which}: treeopt profile, treeopt search.")

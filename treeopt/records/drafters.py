@@ -185,6 +185,7 @@ def kind_of_layout(layout: str) -> str:
 
 
 BLOCKS = ("dflash", "dflash2", "dspark")  # drafters that guess a block at once, no longer than in their training
+COPIES = ("ngram", "suffix")  # drafters that copy text
 
 
 def depth_noun(drafter: Mapping[str, Any] | None) -> str:
@@ -198,9 +199,6 @@ def depth_noun(drafter: Mapping[str, Any] | None) -> str:
 
 
 ALIASES = {"nextn": "mtp", "lookup": "ngram", "draftmodel": "draft-model"}  # in names that people give
-
-
-COPIES = ("ngram", "suffix")  # kinds that copy text
 
 
 def kind_of_name(name: str) -> str | None:

@@ -74,7 +74,7 @@ def merge(traces: Sequence[Named]) -> RankTrace:
         if trace.meta.get("shard") is None or trace.group is None or trace.meta.get("prompt_sha256") is None:
             raise InvalidInput(f"Shards of one calibration are joined (treeopt calibrate --shard), but {name} is none.")
         what = f"Shards of one calibration are merged, but {traces[0][0]} (there) and {name} (here)"
-        check_same_origin(_origin(traces[0][1]), _origin(trace), what, "treeopt status says what a run holds.")
+        check_same_origin(_origin(traces[0][1]), _origin(trace), what)
     shards = sorted(traces, key=lambda named: named[1].meta["shard"]["index"])
     indices = [trace.meta["shard"]["index"] for _, trace in shards]
     count = shards[0][1].meta["shard"]["count"]

@@ -256,7 +256,9 @@ def same_origin(there: Origin, here: Origin) -> list[str]:
     return differences
 
 
-def check_same_origin(there: Origin, here: Origin, what: str, remedy: str) -> None:
+def check_same_origin(
+    there: Origin, here: Origin, what: str, remedy: str = "treeopt status says what a run holds."
+) -> None:
     """Raise InvalidInput where two measurements do not belong together.
 
     what   : both, at the beginning of the message
