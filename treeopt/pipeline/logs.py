@@ -58,7 +58,7 @@ NOTES = {
 }  # fmt: skip
 
 
-class Answered(NamedTuple):
+class TokenisedRequest(NamedTuple):
     """A request as tokens, and what tells its place among the others; ``begin_s`` is NaN where the log has no time."""
 
     tokens: Request
@@ -109,10 +109,10 @@ def requests_of(file: Path, encoder: Encoder | None, columns: Prompts) -> Reques
               whose values name the groups; or context, where there is none so called: the length of a request in the middle of
               its answer, by powers of two
     """
-    group_by = columns.group_by
-    rows, doubts, answered, groups, tokens = read_rows(str(file)), Counter[str](), list[Answered](), dict[str, int](), 0
+    group_by, rows, doubts = columns.group_by, read_rows(str(file)), Counter[str]()
+    answered, groups, tokens = list[TokenisedRequest](), dict[str, int](), 0
 
-    def read(row: Record) -> list[Answered]:
+    def read(row: Record) -> list[TokenisedRequest]:
         is_context = group_by == CONTEXT and CONTEXT not in row
         name, found = "" if is_context else read_group(row, group_by), []
         for request in requests_in(row, columns.column, columns.responses):
@@ -120,7 +120,7 @@ def requests_of(file: Path, encoder: Encoder | None, columns: Prompts) -> Reques
             group = context_name(len(prompt) + len(answer) // 2) if is_context else name
             limit = request.limit and max(request.limit, len(answer))  # tokenised again, an answer may be longer
             chain = chain_of(request, prompt, answer)
-            found.append(Answered(Request(prompt, answer, limit), group, request.begin_s, chain))
+            found.append(TokenisedRequest(Request(prompt, answer, limit), group, request.begin_s, chain))
         return found
 
     with progress("Reading", None):
@@ -146,7 +146,7 @@ def requests_of(file: Path, encoder: Encoder | None, columns: Prompts) -> Reques
     return log
 
 
-def in_order(answered: Sequence[Answered], groups: Mapping[str, int]) -> RequestLog:
+def in_order(answered: Sequence[TokenisedRequest], groups: Mapping[str, int]) -> RequestLog:
     """The record of some requests, in the order in which they were asked; groups have numbers."""
     begins = np.array([request.begin_s for request in answered])
     is_timed = bool(np.isfinite(begins).all())
