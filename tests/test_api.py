@@ -186,6 +186,7 @@ WRONG = [
         {"calibration": "vicuna-7b-medusa1", "limits": treeopt.TreeLimits(method="eagle")},
         "method belongs to an engine: name the engine",
     ),
+    (treeopt.tune, {"run": "no-run", "options": treeopt.Watching()}, "no-run has no settings that were run yet"),
     (treeopt.bench, {"batch_size": [1]}, r"batch_size must be a whole number, but got \[1\]"),
 ]
 
@@ -229,12 +230,9 @@ def test_the_notebook_runs_cell_by_cell(tmp_path, monkeypatch):
     sizes = "PROMPTS, TOKENS, SECONDS = 64, 64, 30"
     assert sizes in text
     text = text.replace(sizes, "PROMPTS, TOKENS, SECONDS = 8, 12, 1")
-    text = text.replace(
-        "time_limit_s=SECONDS)", "time_limit_s=SECONDS, options=treeopt.ProfileOptions(sizes=[8]))"
-    ).replace("budget=64", "budget=8")
-    text = text.replace(
-        "run=RUN, batch_size=1)", "run=RUN, batch_size=1, num_prompts=2, options=treeopt.BenchOptions(rounds=1))"
-    )
+    text = text.replace("SECONDS)", "SECONDS, options=treeopt.ProfileOptions(sizes=[8]))")
+    text = text.replace("budget=64", "budget=8")
+    text = text.replace("RUN, batch_size=", "RUN, num_prompts=2, options=treeopt.BenchOptions(rounds=1), batch_size=")
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     for cell in text.split("# %%")[1:]:

@@ -144,6 +144,8 @@ def wrong(tmp_path):
         (("search", *run), "treeopt calibrate"),
         (("show", *run), "treeopt search"),
         (("report", *run), "treeopt search"),
+        (("tune", "http://127.0.0.1:9", "--drafter", "mtp", "--noise", 2, *run), "--noise goes with files"),
+        (("tune", "sweep.md", "--drafter", "mtp", "--minutes", 2, *run), "--minutes goes with the URL of a server"),
         (("plot", "no-such-figure", *run), "throughput"),
         (("calibrate", *run, "--model", tmp_path), "--prompts is needed"),
         (("calibrate", *run, "--dtype", "int4"), "float64, float32"),

@@ -270,7 +270,9 @@ def tune(
     """
     from treeopt import pipeline
 
-    return pipeline.tune_sources(_opened(run), list(map(str, sources)), options)
+    watching = options if isinstance(options, Watching) else Watching()
+    table = options if isinstance(options, TableOptions) else TableOptions()
+    return pipeline.tune_sources(_opened(run), list(map(str, sources)), watching, table)
 
 
 def compare(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -49,25 +48,15 @@ def tune(
     from treeopt import pipeline
     from treeopt.arms.tuned import TunedArms
 
-    options: Watching | TableOptions = table
-    if any("://" in source for source in sources):
-        _check_alone(table.given, "files")
-        options = watching
-        if model:
-            sources = tuple(f"{url}?model={quote(model)}" for url in sources)
-    else:
-        _check_alone({**watching.given, **({"model": model} if model else {})}, "the URL of a server")
-    decided = pipeline.tune_sources(run, sources, options)
+    if model and not any("://" in source for source in sources):
+        raise InvalidInput("`model` goes with the URL of a server: leave it out.")
+    if model:
+        sources = tuple(f"{url}?model={quote(model)}" for url in sources)
+    decided = pipeline.tune_sources(run, sources, watching, table)
     if isinstance(decided, TunedArms):
         show_arms(decided, as_json, table.markdown)
     else:
         _show_server(decided, run, as_json)
-
-
-def _check_alone(given: Mapping[str, object], source: str) -> None:
-    """Raise InvalidInput for an option that goes with another kind of source."""
-    if strange := [name for name in given if name != "drafter"]:
-        raise InvalidInput(f"`{strange[0]}` goes with {source}: leave it out.")
 
 
 def _show_server(found: Tuned, run: RunDirectory, as_json: bool) -> None:

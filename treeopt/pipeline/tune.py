@@ -14,6 +14,7 @@ import numpy as np
 from treeopt.arms.tuned import TunedArms, columns_of, read_arms, tune_arms
 from treeopt.engines.measured.exposition import COUNTERS
 from treeopt.errors import InvalidInput, TreeoptError
+from treeopt.files.options import Options
 from treeopt.files.writing import replace_together, write_text
 from treeopt.pipeline.export import export
 from treeopt.pipeline.importing import import_accuracies
@@ -47,22 +48,26 @@ NO_PLAIN = (
 
 
 def tune_sources(
-    run: RunDirectory, sources: Sequence[str], options: Watching | TableOptions | None
+    run: RunDirectory, sources: Sequence[str], watching: Watching, table: TableOptions
 ) -> Tuned | TunedArms:
     """What a server does now, where the source is a URL, or the decision among settings that were run."""
     if any("://" in source for source in sources):
+        _check_heeded(table, watching, "files")
         if len(sources) > 1:
             raise InvalidInput("One server is watched at a time: pass its URL alone.")
-        if isinstance(options, TableOptions):
-            raise InvalidInput(f"`{next(iter(options.given))}` goes with files: leave it out.")
         with run.writing():
-            return tune(run, sources[0], options or Watching())
-    if isinstance(options, Watching):
-        raise InvalidInput(f"`{next(iter(options.given))}` goes with the URL of a server: leave it out.")
+            return tune(run, sources[0], watching)
+    _check_heeded(watching, table, "the URL of a server")
     if not sources and not run.arms.exists():
         raise InvalidInput(f"{run.path} has no settings that were run yet: pass files of them, or the URL of a server.")
-    table = options or TableOptions()
     return tune_arms(read_arms(list(map(Path, sources)) or [run.path], columns_of(table.columns)), table)
+
+
+def _check_heeded(options: Options, heeded: Options, source: str) -> None:
+    """Raise InvalidInput for an option that goes with another kind of source, unless what is heeded has it too."""
+    for name, value in options.given.items():
+        if heeded.given.get(name) != value:
+            raise InvalidInput(f"`{name}` goes with {source}: leave it out.")
 
 
 def tune(run: RunDirectory, url: str, options: Watching) -> Tuned:
