@@ -55,7 +55,7 @@ def open_drafter(
         raise InvalidInput(f"`draft_depth` must be at least 1, but got {depth}.")
     where = name or target.name
     for kind, row in DRAFTERS.items():
-        if name is not None and row.argument and name.partition(":")[0] == row.argument.partition(":")[0]:
+        if name is not None and row.argument and name.partition(":")[0] == row.argument:
             drafter = part_of(kind, "opens")(name, target, depth or DRAFT_DEPTH)
             return OpenDrafter(drafter, _record(drafter, name))
     if shipped := _shipped(name, target):
