@@ -14,15 +14,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import anyio
 import numpy as np
 import psutil
 import pytest
 
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.records.benchmark import Benchmark, launches_interval
-from treeopt.records.contender import Block
+from treeopt.records.contender import Block, Prompt
+from treeopt.records.origins import Runtime
 from treeopt.serving import keeper, visit
 from treeopt.serving.launch import Launcher
+from treeopt.serving.served import Served
 
 from .conftest import invoke, treeopt
 from .helpers.fake_server import steps_of
@@ -167,6 +170,20 @@ def test_a_program_that_is_not_there_is_said(tmp_path):
         Launcher.parse("nowhere {options} {port}").launched([], tmp_path / "log"),
     ):
         pass
+
+
+def test_a_server_answers_where_a_loop_runs(tmp_path):
+    """As in a notebook, where it was refused: one thread has one loop."""
+    server = Served(Runtime(name="vllm"), Launcher.parse(command()), "plain", (), TOKENS, tmp_path / "launches", 0)
+
+    async def cell() -> list[Block]:
+        return server.decode([Prompt("say it")], None)
+
+    try:
+        (block,) = anyio.run(cell)
+    finally:
+        server.renew()
+    assert block.answers[0].tokens == TOKENS
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from treeopt.records.contender import Answer, Block, Prompt
 from treeopt.records.origins import Runtime
 from treeopt.runtime.stepper import Passes, Stepper
 from treeopt.runtime.stop import StopRule
-from treeopt.serving.client import Server
+from treeopt.serving.client import Server, run_async
 from treeopt.serving.launch import Launcher
 from treeopt.serving.visit import Visit, visited
 from treeopt.trees.draft import Draft
@@ -63,8 +63,6 @@ class Served(Stepper):
 
     def decode(self, prompts: Sequence[Prompt], draft: Draft | None, rows: int = 1) -> list[Block]:
         """A block of each answer, timed where it ended while all rows were busy; the server's counts are in the first."""
-        import anyio
-
         texts, limits = [prompt.text for prompt in prompts], [prompt.limit or self.most for prompt in prompts]
 
         async def visit() -> Visit:
@@ -75,7 +73,7 @@ class Served(Stepper):
             if not self._url:
                 log = self.logs / f"{self.setting.replace(' ', '-')}-{self.number + 1}.log"
                 self._url = self._up.enter_context(self.launcher.launched(self.options, log))
-            return blocks_of(anyio.run(visit), prompts)
+            return blocks_of(run_async(visit), prompts)
         except BaseException:
             self._url = ""
             self._up.__exit__(*sys.exc_info())  # which says it, where the server has ended
