@@ -59,7 +59,7 @@ def bench(run: RunDirectory, session: Session, options: BenchOptions) -> Benchma
         entrants = own_entrants(plan, entry, source, session.drafter, trees)
     else:
         entrants = engine_entrants(run, plan, entry, source, stepper, trees)
-    folder = run.partial("bench" if engine is None else f"bench-{engine}")
+    folder = run.partial(run.bench_in(engine).stem)
     conversations = held_out(run, session, trace, options.num_prompts or usual_prompts(entry.batch_size))
     prompts = asked_prompts(session, conversations, most, folder)
     result = contest(
@@ -81,7 +81,7 @@ def _kept(run: RunDirectory, plan: Plan, result: Benchmark, batch_size: int, eng
     """The benchmark of a plan on held-out prompts, as the run keeps it."""
     result, plain = replace(result, prompts="held out"), result.contender("plain")
     run.replace_bench(result, plan, batch_size, engine)
-    discard(run.partial("bench" if engine is None else f"bench-{engine}"))
+    discard(run.partial(run.bench_in(engine).stem))
     if plain.tokens_per_s is None:
         note(f"Nothing was timed: {plain.compared} prompts never fill a batch: pass a larger `num_prompts`.")
     if where := timed_elsewhere(run, plan, result):
@@ -109,7 +109,7 @@ def _bench_log(run: RunDirectory, session: Session, plan: Plan, engine: str, opt
         sorted(prompts_of(log), key=lambda prompt: prompt.cluster),
         batch_size=entry.batch_size,
         rounds=options.rounds,
-        folder=run.partial(f"bench-{engine}"),
+        folder=run.partial(run.bench_in(engine).stem),
         origin=session.provenance(seed=0),
     )
     return _kept(run, plan, replace(result, inputs=inputs_of(run.plan, run.requests)), entry.batch_size, engine)

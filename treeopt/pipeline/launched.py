@@ -74,7 +74,7 @@ def bench_plan(run: RunDirectory, source: Source, options: BenchOptions, server:
         load = loads[entry.batch_size]
         entrants = _entrants(servers, export, entry, load, source.drafter, server.present)
         contests[entry.batch_size] = Contest(servers.plain, entrants, load.prompts, entry.batch_size, origin=origin)
-    folder = run.partial(f"bench-{LAUNCHED}")
+    folder = run.partial(run.bench_in(LAUNCHED).stem)
     blocks, results = in_turn(contests, options.rounds or FEWEST_LAUNCHES, folder), []
     inputs = inputs_of(run.plan, *([run.requests] if run.requests.exists() else []))
     for size, match in contests.items():
