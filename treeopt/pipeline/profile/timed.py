@@ -58,11 +58,12 @@ def profile(
     is_random, opened = session.weights != "checkpoint", None
     if is_random and not wanted.contexts:
         wanted = replace(wanted, contexts=(RANDOM_CONTEXT,))
-    if wanted.engine is not None:
-        opened = _opened(wanted.engine, session, max_new_tokens, wanted)
-        _ = run.requests.exists() or run.read_trace()
     usual = RANDOM_CALIBRATION if is_random else None
-    used, record = find_accuracies(run, wanted.calibration, otherwise=usual) or (None, None)
+    if wanted.engine is None:
+        used, record = find_accuracies(run, wanted.calibration, otherwise=usual) or (None, None)
+    else:  # is timed on the texts of the run's log, or of its trace
+        opened = _opened(wanted.engine, session, max_new_tokens, wanted)
+        used, record = (None, None) if run.requests.exists() else (run.trace, run.read_trace())
     source = source_of(record) if record else None
     if wanted.calibration is None and source is not None and used == run.trace:
         there, here = (
@@ -129,6 +130,15 @@ class Measurement:
         drafter = self.session.drafter
         return tree_families(self.source, drafter.num_heads, self.wanted.largest, ranks=drafter.draft_vocab_size)
 
+    @cached_property
+    def texts(self) -> tuple[list[list[Sequence[int]]], float]:
+        """What an engine goes on from, requests of the log or the trace's prompts, and the mean length of the answers [tokens]."""
+        if self.source is None:
+            log = some_requests(self.run.read_requests(), TEXTS, None, self.session.target.context, half=0)
+            return stretches([one.prompt for one in log.requests()], log.texts), float(log.answer_tokens.mean())
+        trace = self.run.read_trace()
+        return texts_of(trace, self.session), float(trace.lengths.mean())
+
     def measure(self) -> None:
         """Time every setting, or half its batch size where memory runs out."""
         from treeopt.runtime.memory import with_less_memory
@@ -163,13 +173,8 @@ class Measurement:
         batch_size, context = at
         session, stepper = self.session, self.engine
         if stepper is not None:
-            if self.source is None:
-                log = some_requests(self.run.read_requests(), TEXTS, None, session.target.context, half=0)
-                texts, tokens = stretches([one.prompt for one in log.requests()], log.texts), log.answer_tokens.mean()
-            else:
-                trace = self.run.read_trace()
-                texts, tokens = texts_of(trace, session), trace.lengths.mean()
-            visits: StepVisits = StretchVisits(stepper, texts, trees, batch_size, answer_tokens=float(tokens))
+            texts, answer_tokens = self.texts
+            visits: StepVisits = StretchVisits(stepper, texts, trees, batch_size, answer_tokens=answer_tokens)
         else:
             prompts: Sequence[Sequence[int]] = [c.first for c in session.prompts.conversations[:64]]
             setup = replace(session.setup(self.max_new_tokens), acceptance=_acceptance(session, self.source))
