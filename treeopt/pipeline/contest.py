@@ -15,7 +15,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from treeopt.files.journal import Advance, Journal
 from treeopt.files.notes import note
@@ -23,7 +22,7 @@ from treeopt.files.storage import document, typed
 from treeopt.latency.rounds import processor_share
 from treeopt.pipeline.entrants import AT_ONE, Entrant
 from treeopt.pipeline.plain import PlainAnswers, answers_of
-from treeopt.records.benchmark import AS_IT_COMES, FEWEST_LAUNCHES, LOOKS, Benchmark, loses_by_far
+from treeopt.records.benchmark import AS_IT_COMES, FEWEST_LAUNCHES, LOOKS, Benchmark, loses_by_far, paired
 from treeopt.records.contender import Block, Contender, Predicted, Prompt, Quality
 from treeopt.records.origins import OURS, Provenance
 from treeopt.report.terminal import progress
@@ -236,23 +235,9 @@ def blocks_of(prompts: Sequence[Prompt], batch_size: int) -> list[list[int]]:
 
 def slower(blocks: Blocks) -> set[str]:
     """Contenders that are shown to be slower than the chosen draft by what was decoded; never plain decoding."""
-    sums = {name: sums_of(some) for name, some in blocks.items()}
-    ours = sums.pop("chosen", {})
-    rivals = {name: rows for name, rows in sums.items() if name not in ("plain", AS_IT_COMES)}
-    return {
-        name
-        for name, rows in rivals.items()
-        if rows and rows.keys() == ours.keys() and loses_by_far([[*rows[places], *ours[places]] for places in ours])
-    }
-
-
-def sums_of(blocks: Sequence[Block]) -> dict[tuple[int, ...], NDArray[np.float64]]:
-    """Tokens and seconds of all rounds, by the places of a block's prompts."""
-    sums: dict[tuple[int, ...], NDArray[np.float64]] = {}
-    for block in blocks:
-        places = tuple(block.prompts)
-        sums[places] = sums.get(places, 0.0) + np.array([block.tokens, block.decode_s])
-    return sums
+    chosen = blocks.get("chosen", [])
+    rivals = {name: some for name, some in blocks.items() if name not in ("chosen", "plain", AS_IT_COMES)}
+    return {name for name, some in rivals.items() if loses_by_far(paired(some, chosen))}
 
 
 def accepted_counts(blocks: Sequence[Block]) -> list[int]:

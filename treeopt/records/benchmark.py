@@ -88,12 +88,12 @@ class Benchmark(JsonRecord):
         decoded, with the interval of the look that stopped it.
         """
         baseline = baseline or self.baseline
-        pairs = self._paired(name, baseline, group)
+        both = [[b for b in self.contender(each).blocks if group in (None, b.group)] for each in (name, baseline)]
+        pairs = paired(*both)
         if not len(pairs):
             return None
         ends = None
         if self.is_launched:
-            both = [[b for b in self.contender(each).blocks if group in (None, b.group)] for each in (name, baseline)]
             ends = launches_interval(*both) if name != baseline else (1.0, 1.0)
         elif {name, baseline} & {contender.name for contender in self.stopped}:
             ends = look_interval(pairs)
@@ -115,17 +115,6 @@ class Benchmark(JsonRecord):
             plain_ms=speedup * step_ms / rate if speedup and step_ms else None,
             speedup=speedup,
         )
-
-    def _paired(self, name: str, baseline: str, group: str | None) -> Any:
-        """(blocks, 4) tokens and seconds of the contender and of the baseline, summed over the rounds of both."""
-        ours, theirs = ({(b.round, *b.prompts): b for b in self.contender(each).blocks} for each in (name, baseline))
-        sums: dict[tuple[int, ...], Any] = {}
-        for key, block in ours.items():
-            if key in theirs and group in (None, block.group):
-                other = theirs[key]
-                row = [block.tokens, block.decode_s, other.tokens, other.decode_s]
-                sums[key[1:]] = sums.get(key[1:], 0.0) + np.array(row)
-        return np.array([row for row in sums.values() if row[1] > 0 and row[3] > 0])
 
     @property
     def _runtime(self) -> Runtime:
@@ -163,6 +152,18 @@ class Benchmark(JsonRecord):
     def shown(self) -> dict[str, object]:
         speedups = {c.name: speedup for c in self.contenders if (speedup := self.speedup(c.name))}
         return {"rounds": self.rounds, "speedup": speedups}
+
+
+def paired(ours: Sequence[Block], theirs: Sequence[Block]) -> Any:
+    """(n, 4) of `rates_ratio`: what two contenders timed of each block of prompts, over the rounds of both."""
+    ours_by, theirs_by = ({(b.round, *b.prompts): b for b in blocks} for blocks in (ours, theirs))
+    sums: dict[tuple[int, ...], Any] = {}
+    for key, block in ours_by.items():
+        if other := theirs_by.get(key):
+            row = [block.tokens, block.decode_s, other.tokens, other.decode_s]
+            sums[key[1:]] = sums.get(key[1:], 0.0) + np.array(row)
+    rows = [row for row in sums.values() if row[1] > 0 and row[3] > 0]
+    return np.array(rows, dtype=float).reshape(-1, 4)
 
 
 def rates_ratio(sums: Any) -> Any:
