@@ -17,7 +17,7 @@ from treeopt.growth.source import Source
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import AS_IT_COMES, IDLE
 from treeopt.records.estimate import Estimate
-from treeopt.records.plan import Plan, PlanEntry
+from treeopt.records.plan import ROOT, Plan, PlanEntry
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.verdict import PUBLISHED
 from treeopt.trees.draft import ANEW, Draft
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from treeopt.runtime.drafters.protocol import Drafter
     from treeopt.runtime.stepper import Stepper
 
-PLAIN = Tree.chain(0)
 ONLY_CHAINS = EngineLimits(shape="chain")
 
 
@@ -44,14 +43,14 @@ class Entrant:
     stepper            : what decodes it, where that is not what decodes the others: the engine as it comes, or a server
     """
 
-    draft: Draft = PLAIN
+    draft: Draft = ROOT
     predicted: Estimate | None = None
     predicted_accepted: list[float] = field(default_factory=list)
     is_replayable: bool = True
     stepper: Stepper | None = None
 
 
-AT_ONE = Entrant(PLAIN, Estimate(1.0, 0.0))
+AT_ONE = Entrant(ROOT, Estimate(1.0, 0.0))
 
 
 def own_entrants(

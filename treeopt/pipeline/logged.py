@@ -15,12 +15,12 @@ import numpy as np
 
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.pipeline.copied import halves, tried_on
-from treeopt.pipeline.entrants import PLAIN, Entrant, plain_and_chosen
+from treeopt.pipeline.entrants import Entrant, plain_and_chosen
 from treeopt.planning.entries import USUAL
 from treeopt.planning.table import Candidate
 from treeopt.records.benchmark import AS_IT_COMES
 from treeopt.records.contender import Prompt
-from treeopt.records.plan import Plan, PlanEntry
+from treeopt.records.plan import ROOT, Plan, PlanEntry
 from treeopt.records.requestlog import RequestLog
 from treeopt.text.engines import KINDS, text_drafter
 from treeopt.text.replay import State, replay
@@ -95,7 +95,7 @@ def copied_entrants(entry: PlanEntry, tried: Mapping[str, Candidate], engine: St
         assert setting.accepted is not None
         shares = (setting.accepted / max(setting.accepted.sum(), 1)).tolist()
         entrants[name] = Entrant(draft, setting.rates.estimate, shares, not KINDS[draft.drafter].memory)
-    return entrants | ({AS_IT_COMES: Entrant(PLAIN, stepper=engine.twin)} if engine.as_it_comes else {})
+    return entrants | ({AS_IT_COMES: Entrant(ROOT, stepper=engine.twin)} if engine.as_it_comes else {})
 
 
 def groups_of(log: RequestLog) -> list[str]:
