@@ -186,6 +186,7 @@ WRONG = [
         {"calibration": "vicuna-7b-medusa1", "limits": treeopt.TreeLimits(method="eagle")},
         "method belongs to an engine: name the engine",
     ),
+    (treeopt.train, {"output": "x", "model": object()}, "Training loads a model itself: pass its name"),
     (treeopt.tune, {"run": "no-run", "options": treeopt.Watching()}, "no-run has no settings that were run yet"),
     (treeopt.bench, {"batch_size": [1]}, r"batch_size must be a whole number, but got \[1\]"),
 ]
@@ -198,7 +199,6 @@ def test_an_error_names_the_parameter(function, given, words):
 
 
 def test_a_commands_error_names_the_option(tmp_path):
-    run = ("--run", tmp_path / "run")
     for words, code, said in [
         (("calibrate", "--num-prompts", "0"), 2, "'--num-prompts': must be at least 1, but got 0"),
         (("profile", "--batch-size", "0"), 2, "'--batch-size': must be at least 1, but got 0"),
@@ -209,7 +209,7 @@ def test_a_commands_error_names_the_option(tmp_path):
         ),
         (("calibrate", "--rule", "typical:temperature=0"), 1, "is --rule greedy"),
     ]:
-        assert said in command(*words, *run, code=code)
+        assert said in command(*words, "--run", tmp_path / "run", code=code)
 
 
 def test_importing_is_light_and_every_name_is_there():

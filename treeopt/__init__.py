@@ -352,7 +352,7 @@ def train(
     from treeopt import pipeline
     from treeopt.runtime.training.recipe import Recipe
 
-    source: Any = pipeline.source_of(model, None, prompts, rule)
+    source = pipeline.source_of(model, None, prompts, rule)
     return pipeline.train(Path(output), source, recipe or Recipe(), texts or TrainOptions(), workers or Workers())
 
 

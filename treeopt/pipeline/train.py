@@ -29,6 +29,7 @@ from treeopt.runtime.waiting import import_torch
 if TYPE_CHECKING:
     from treeopt.runtime.cluster import Cluster, DoBlock
     from treeopt.runtime.prompts.sets import PromptSet
+    from treeopt.runtime.session import Session
     from treeopt.runtime.training.batches import Text
     from treeopt.runtime.training.opening import Asking
     from treeopt.runtime.training.recipe import Recipe
@@ -50,13 +51,15 @@ class Training:
         return {**self.record, "files": [str(file) for file in self.files], "command": self.command}
 
 
-def train(folder: Path, source: Source, recipe: Recipe, wanted: TrainOptions, workers: Workers) -> Training:
+def train(folder: Path, source: Source | Session, recipe: Recipe, wanted: TrainOptions, workers: Workers) -> Training:
     """Train heads into ``folder``.
 
     source  : what loads the model and its prompts, and the rule that its answers are written by
     workers : who write the answers, where some are asked for
     """
     import_torch()
+    if not isinstance(source, Source):
+        raise InvalidInput("Training loads a model itself: pass its name instead of a session.")
     if source.responses and (workers.workers is not None or source.rule):
         option = "`rule` says how the model writes its" if source.rule else "`workers` have the model's own"
         raise InvalidInput(f"{option} answers, but `responses` are given: leave one out.")
