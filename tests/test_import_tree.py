@@ -217,7 +217,8 @@ def test_refused_file_writes_nothing(tmp_path):
     assert str(listed) in said
     assert "lacks (1, 0)" in said
     assert not output.exists()
-    assert "does not exist" in invoke("import", tmp_path / "none", code=1).stderr
+    for files in ([tmp_path / "none"], [tmp_path / "none", listed]):
+        assert f"{tmp_path / 'none'} does not exist" in invoke("import", *files, code=1).stderr
 
 
 @pytest.mark.parametrize("name", ["choices.py:mine", "plan.json:4", "table.csv", "counts.csv", "part"])

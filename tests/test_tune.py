@@ -274,7 +274,6 @@ def test_prompts_are_sent_only_if_asked_for(run, prompts):
 
 SUITE = ("silence", "3 MiB of line breaks", "redirect to another host", "gzip bomb", "tokens stand still", "seconds of 1e-300",
          "tokens and steps that jump", "a restart at every look", "10^15 tokens", "a refusal")  # fmt: skip
-LATER = ("silence", "cut body", *COUNTS)
 CASES = [*((name, 0) for name in (*TRANSPORT, *COUNTS, *STREAMS)), *((name, 3) for name in (*TRANSPORT, *COUNTS))]
 
 

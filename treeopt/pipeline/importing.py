@@ -45,9 +45,10 @@ def import_files(run: RunDirectory, paths: Sequence[Path], options: ImportOption
     """
     kind, overwrite = options.kind or kind_of_paths(paths, options.columns), options.overwrite
     if kind == TREE:
+        tree = read_tree(paths[0])  # raises the error of a file that is missing
         if len(paths) > 1:
             raise InvalidInput(f"A tree is read from one file, but got {len(paths)}.")
-        return Imported(read_tree(paths[0]))
+        return Imported(tree)
     if kind == SHARDS:
         calibration = merge_runs(run, paths, overwrite=overwrite)
         answers, states = (f"{calibration.meta[key]:,} {key}" for key in ("sequences", "positions"))
