@@ -109,7 +109,8 @@ def broken(arms: Iterable[Arm]) -> dict[str, str]:
 
     One that copies text is not: the text may not repeat.
 
-    >>> broken([Arm(drafter="EAGLE", k=4, tokens_per_step=1.01), Arm(drafter="MTP", k=1, tokens_per_step=1.7)])
+    >>> arms = [Arm(drafter=name, k=4, tokens_per_step=1.01) for name in ("EAGLE", "ngram-mod")]
+    >>> broken([*arms, Arm(drafter="MTP", k=1, tokens_per_step=1.7)])
     {'EAGLE': '1.01 tokens per step with 4 guesses: nearly none is accepted'}
     """
     best: dict[str, Arm] = {}
