@@ -16,7 +16,7 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.replay import accepted_lengths, record_for, replay_lengths
 from treeopt.latency.rounds import PLAIN_VISITS, time_rounds
 from treeopt.pipeline.plain import behind
-from treeopt.records.contender import Block
+from treeopt.records.contender import Block, Prompt
 from treeopt.records.origins import OURS
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
@@ -275,6 +275,11 @@ def test_the_first_pass_is_no_step_and_what_is_behind_the_end_is_cut():
     assert (run.tokens, run.steps, run.passes, run.prefill_s, run.decode_s) == (3, 2, 3, 0.5, 2.0)
     run = decoded(Recorded([[7, 3]]), Tree.chain(4), [[1]])
     assert (run.tokens, run.steps, run.decode_s) == (0, 0, 0.0)
+
+
+def test_an_answer_ends_at_its_prompts_own_limit():
+    (block,) = Recorded([[7, 8], [9], [10]]).decode([Prompt([1], limit=3)], Tree.chain(4))
+    assert (block.answers[0].text, block.steps, block.decode_s) == ([7, 8, 9], 1, 1.0)
 
 
 def test_drafters_and_engines_that_there_are_not_are_refused(target, heads):

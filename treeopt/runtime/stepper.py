@@ -132,7 +132,8 @@ class Stepper(ABC):
     def decode(self, prompts: Sequence[Prompt], draft: Draft | None, rows: int = 1) -> list[Block]:
         """Decode some prompts to their ends, so many at a time: a block, whose prompts are by their places here."""
         began, worked = time.perf_counter(), time.process_time()
-        ends, texts = [SequenceEnd(self.stop) for _ in prompts], [list[int]() for _ in prompts]
+        ends = [SequenceEnd(self.stop, prompt.limit) for prompt in prompts]
+        texts = [list[int]() for _ in prompts]
         answers = [
             Answer(id=prompt.id, group=prompt.group, steps=0, tokens=0, prefilled=0, identical=True, text=text)
             for prompt, text in zip(prompts, texts, strict=True)

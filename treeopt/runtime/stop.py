@@ -34,7 +34,7 @@ class StopRule:
 class SequenceEnd:
     """Tells which tokens an answer has, and why it ends with the last of them.
 
-    context_left : tokens that the context has room for after the prompt; None for no bound
+    context_left : tokens that the context, or the prompt's own limit, leaves for the answer; None for no bound
     reason       : why the answer has ended; None while it goes on
 
     >>> end = SequenceEnd(StopRule(frozenset({0}), max_new_tokens=9))
