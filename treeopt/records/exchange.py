@@ -9,6 +9,8 @@ from typing import ClassVar, Literal
 from treeopt.files.options import Options, option
 from treeopt.records.options import NOISE
 
+DRAFTER = "what makes the drafts, where counters or files do not say it: eagle3, draft-model, ngram, mtp"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Watching(Options):
@@ -20,9 +22,7 @@ class Watching(Options):
         "a server without a drafter to be watched beside it, or watched.json of one that was watched before",
         common=True,
     )
-    drafter: str | None = option(
-        "what makes the drafts, where counters or files do not say it: eagle3, draft-model, ngram, mtp", common=True
-    )
+    drafter: str | None = option(DRAFTER, common=True)
     drive: str | None = option(
         "file of prompts to send, in closed loops; by default nothing is sent but GETs", metavar="FILE", common=True
     )
@@ -49,7 +49,7 @@ class TableOptions(Options):
 
     heading: ClassVar[str] = "A table of settings"
     columns: Sequence[str] = option("what a column of a table means, as NAME=MEANING", (), flag="--column", common=True)
-    markdown: bool = option("print a table for a pull request", False, common=True)
+    markdown: bool = option("print a table for a pull request", False)
     lengths: Sequence[int] = option(
         "guesses per step that could be run too, beside those in the files", (), least=0, common=True
     )
@@ -61,9 +61,7 @@ class TableOptions(Options):
     engine: str | None = option(
         "the engine to start; by default the one that the files name", flag="--for", common=True
     )
-    drafter: str | None = option(
-        "what makes the drafts, where the files do not say it: eagle3, draft-model, ngram, mtp"
-    )
+    drafter: str | None = option(DRAFTER, common=True)
 
 
 @dataclass(frozen=True)
