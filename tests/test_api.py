@@ -179,6 +179,8 @@ WRONG = [
     (treeopt.calibrate, {"num_prompts": 0}, "num_prompts must be at least 1, but got 0"),
     (treeopt.CalibrateOptions, {"topks": (2, 11)}, "topks must be at most 10, but got 11"),
     (treeopt.ProfileOptions, {"precision": 0}, "precision must be above 0, but got 0"),
+    (treeopt.Workers, {"workers": 0}, "workers must be at least 1, but got 0"),
+    (treeopt.compare, {"first": "x", "noise": 1e9}, "noise must be at most 1,000, but got 1000000000.0"),
     (treeopt.search, {"batch_sizes": 1}, "batch_sizes must be a list, but got 1"),
     (treeopt.TreeLimits, {"max_depth": 2.5}, "max_depth must be a whole number, but got 2.5"),
     (

@@ -116,8 +116,6 @@ def test_without_ray_the_one_command_that_gets_it_is_told(tmp_path, monkeypatch)
 
 
 def test_a_session_that_is_loaded_here_and_rules_of_one_process_are_refused(here, tmp_path):
-    with pytest.raises(InvalidInput, match=r"at least 1, but got 0"), workers.cluster_of(Workers(workers=0)):
-        pass
     with pytest.raises(InvalidInput, match="pass its name"), workers.cluster_of(Workers(workers=1)) as cluster:
         pipeline.session_of(None, object(), cluster=cluster)
     options = ("--workers", 1, "--rule", "typical", "--run", tmp_path / "run")

@@ -280,7 +280,7 @@ class CompareOptions(Options):
         most=99.9,
         common=True,
     )
-    noise: float | None = option(NOISE, above=0, common=True)
+    noise: float | None = option(NOISE, above=0, most=1000, common=True)
     group_by: Literal["context"] | None = option(
         "of one run: compare contexts, by powers of two, instead of groups of prompts", common=True
     )
