@@ -24,7 +24,7 @@ from treeopt.trees.tree import Tree
 from .conftest import VOCABULARY
 from .helpers.layouts import ROWS, alter, load, write_block, write_eagle3, write_peagle
 from .helpers.random_drafters import RANK
-from .helpers.slow_drafters import small_model
+from .helpers.slow_drafters import config_of, small_model
 from .helpers.synthetic import check_damage
 
 
@@ -48,7 +48,7 @@ def same(ours, theirs) -> None:
 
 
 def rotation(heads) -> dict[str, object]:
-    return (heads.config if hasattr(heads, "config") else heads.layer.config).rope_parameters
+    return config_of(heads).rope_parameters
 
 
 @pytest.mark.parametrize("name", ROWS)

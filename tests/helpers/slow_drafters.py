@@ -4,7 +4,7 @@ M tokens of a text so far · d width
 """
 
 import random
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -31,50 +31,70 @@ def small_model():
     return tiny_model()
 
 
-def slow_norm(layer, v: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return v * torch.rsqrt(v.pow(2).mean(-1, keepdim=True) + layer.config.rms_norm_eps) * weight.detach()
+def config_of(heads):
+    """The sizes of a drafter's layers."""
+    return heads.config if hasattr(heads, "config") else heads.layer.config
 
 
-def slow_attention(layer, inputs: torch.Tensor) -> torch.Tensor:
-    """The attention of a Llama layer over (M, ...) inputs at the positions 0...M-1: the last row's output, (d,)."""
-    config, weights = layer.config, {name: weight.detach() for name, weight in layer.model.named_parameters()}
+class Layer:
+    """A layer of a drafter: its weights by their names within it, and its sizes."""
 
-    def rotated(v, positions):  # (n, hd) at (n,)
-        half = config.head_dim // 2
-        theta = config.rope_parameters["rope_theta"]
-        angle = positions[:, None] * theta ** (-torch.arange(half, dtype=torch.float64) * 2 / config.head_dim)
-        a, b = v[:, :half], v[:, half:]
-        return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], 1)
+    def __init__(self, heads, i: int = 0) -> None:
+        self.config, at = config_of(heads), f"layers.{i}."
+        self.weights = {name.removeprefix(at): w.detach() for name, w in heads.weights.items() if name.startswith(at)}
 
-    def projected(rows, name, part=slice(None)):
-        bias = weights.get(f"layers.0.self_attn.{name}_proj.bias")
-        made = rows @ weights[f"layers.0.self_attn.{name}_proj.weight"][part].T
-        made = made if bias is None else made + bias[part]
-        norm = weights.get(f"layers.0.self_attn.{name}_norm.weight")
-        return made if norm is None else slow_norm(layer, made, norm)
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.weights[f"{name}.weight"]
 
+
+def slow_norm(config, v: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return v * torch.rsqrt(v.pow(2).mean(-1, keepdim=True) + config.rms_norm_eps) * weight.detach()
+
+
+def rotated(v: torch.Tensor, places: torch.Tensor, theta: float) -> torch.Tensor:
+    """(n, D) vectors, turned as at places (n,)."""
+    half = v.shape[1] // 2
+    angle = places[:, None] * theta ** (-torch.arange(half, dtype=torch.float64) * 2 / v.shape[1])
+    low, high = v[:, :half], v[:, half:]
+    return torch.cat([low * angle.cos() - high * angle.sin(), high * angle.cos() + low * angle.sin()], 1)
+
+
+def slow_attention(layer: Layer, queries, at, rows, places, sees=None) -> torch.Tensor:
+    """(Q, d) what attention makes of queries (Q, ...) at places (Q,) that see rows (M, ...) at theirs, by default those before."""
+    config, out = layer.config, []
     width, groups = config.head_dim, config.num_attention_heads // config.num_key_value_heads
-    positions, out = torch.arange(len(inputs), dtype=torch.float64), []
+    sees = places <= at[:, None] if sees is None else sees
+
+    def project(rows, name, part=slice(None)):
+        made = rows @ layer[f"self_attn.{name}_proj"][part].T
+        bias = layer.weights.get(f"self_attn.{name}_proj.bias")
+        made = made if bias is None else made + bias[part]
+        norm = layer.weights.get(f"self_attn.{name}_norm.weight")
+        return made if norm is None else slow_norm(config, made, norm)
+
     for h in range(config.num_attention_heads):
-        mine, theirs = (slice(h * width, (h + 1) * width), slice(h // groups * width, (h // groups + 1) * width))
-        query = rotated(projected(inputs[-1:], "q", mine), positions[-1:])[0]
-        keys = rotated(projected(inputs, "k", theirs), positions)
-        scores = keys @ query / width**0.5
-        out.append(scores.softmax(0) @ projected(inputs, "v", theirs))
-    return projected(torch.cat(out), "o")
+        mine, theirs = (slice(n * width, (n + 1) * width) for n in (h, h // groups))
+        theta = config.rope_parameters["rope_theta"]
+        query = rotated(project(queries, "q", mine), at, theta)
+        scores = query @ rotated(project(rows, "k", theirs), places, theta).T / width**0.5
+        out.append(scores.masked_fill(~sees, -torch.inf).softmax(1) @ project(rows, "v", theirs))
+    return project(torch.cat(out, 1), "o")
 
 
-def slow_mlp(layer, y: torch.Tensor) -> torch.Tensor:
-    """y and what a Llama layer adds to it behind its attention."""
-    weights = {name: weight.detach() for name, weight in layer.model.named_parameters()}
-    z = slow_norm(layer, y, weights["layers.0.post_attention_layernorm.weight"])
-    gate, up, down = (weights[f"layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
-    return y + down @ (torch.nn.functional.silu(gate @ z) * (up @ z))
+def slow_mlp(layer: Layer, z: torch.Tensor) -> torch.Tensor:
+    gate, up, down = (layer[f"mlp.{name}_proj"] for name in ("gate", "up", "down"))
+    return (torch.nn.functional.silu(z @ gate.T) * (z @ up.T)) @ down.T
 
 
-def slow_layer(layer, x: torch.Tensor) -> torch.Tensor:
-    """A Llama layer over (M, d) vectors at the positions 0...M-1, written out: the last row's output, (d,)."""
-    return slow_mlp(layer, x[-1] + slow_attention(layer, x))
+def behind_attention(layer: Layer, y: torch.Tensor) -> torch.Tensor:
+    """y and what the layer adds to it behind its attention."""
+    return y + slow_mlp(layer, slow_norm(layer.config, y, layer["post_attention_layernorm"]))
+
+
+def slow_layer(layer: Layer, reads: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """(d,) the last row's output of a layer whose attention reads (M, ...) rows, one after the other."""
+    places = torch.arange(len(reads))
+    return behind_attention(layer, residual + slow_attention(layer, reads[-1:], places[-1:], reads, places)[0])
 
 
 def slow_hydra(heads, text: list[int], hidden: torch.Tensor, root: int, path: list[int]) -> list[int]:
@@ -93,49 +113,54 @@ def slow_hydra(heads, text: list[int], hidden: torch.Tensor, root: int, path: li
 
 def slow_eagle(heads, text: list[int], hidden: torch.Tensor, root: int, path: list[int]) -> list[int]:
     """The same for EAGLE: the whole text and the path again for every guess."""
-    pairs = [(token, state) for token, state in zip([*text[1:], root], hidden, strict=True)]
+    layer, pairs = Layer(heads), list(zip([*text[1:], root], hidden, strict=True))
     for token in [*path, None]:
         x = torch.stack([torch.cat([heads.embedding[token], state]) for token, state in pairs])
         x = x @ heads.fc.weight.T + (0 if heads.fc.bias is None else heads.fc.bias)
-        state = slow_layer(heads.layer, x)
+        state = slow_layer(layer, x, x[-1])
         pairs.append((token, state))
     return in_order(heads.lm_head @ state)
 
 
 def slow_eagle3(heads, text: list[int], hidden: torch.Tensor, root: int, path: list[int]) -> list[int]:
     """The same for EAGLE-3; tokens that it does not know are left out."""
-    order = in_order(slow_eagle3_logits(heads, text, hidden, root, path))
-    return order if heads.token_ids is None else [int(heads.token_ids[i]) for i in order]
+    return known_in_order(heads, slow_eagle3_logits(heads, text, hidden, root, path))
 
 
 def slow_eagle3_logits(heads, text: list[int], hidden: torch.Tensor, root: int, path: list[int]) -> torch.Tensor:
     """(Vt,) logits of the guess behind ``path``, in every form."""
-    form, layer, weights = heads.form, heads.layer, heads.weights
-
-    def norm(v, name):
-        return slow_norm(layer, v, weights[f"{name}.weight"])
-
-    states = hidden[:, form.width :]
-    if form.fuse_norm:
-        states = norm(states, "input_norm")
-    if form.state_norms:
-        parts = [states[:, i * form.width : (i + 1) * form.width] for i in range(form.states)]
-        states = torch.cat([norm(part, f"fc_norm.{i}") for i, part in enumerate(parts)], 1)
-    fused = states @ weights["fc.weight"].T + (weights["fc.bias"] if form.fc_bias else 0)
-    pairs = list(zip([*text[1:], root], fused, strict=True))
+    form, layer, last = heads.form, Layer(heads), heads.weights["norm.weight"]
+    norm = partial(slow_norm, layer.config)
+    pairs = list(zip([*text[1:], root], slow_fused(heads, hidden[:, form.width :]), strict=True))
     for token in [*path, None]:
-        normed = [norm(state, "layers.0.hidden_norm") for _, state in pairs]
-        embedded = [norm(heads.embedding[token], "layers.0.input_layernorm") for token, _ in pairs]
+        normed = [norm(state, layer["hidden_norm"]) for _, state in pairs]
+        embedded = [norm(heads.embedding[token], layer["input_layernorm"]) for token, _ in pairs]
         inputs = torch.stack([torch.cat(pair) for pair in zip(embedded, normed, strict=True)])
-        residual = normed[-1] if form.before_residual else pairs[-1][1]
-        state = slow_mlp(layer, residual + slow_attention(layer, inputs))
-        pairs.append((token, norm(state, "norm") if form.normed_feedback else state))
-    return heads.lm_head @ norm(state, "norm")
+        state = slow_layer(layer, inputs, normed[-1] if form.before_residual else pairs[-1][1])
+        pairs.append((token, norm(state, last) if form.normed_feedback else state))
+    return heads.lm_head @ norm(state, last)
+
+
+def slow_fused(heads, states: torch.Tensor) -> torch.Tensor:
+    """(M, d) what EAGLE-3 and P-EAGLE make of the target's states between its layers."""
+    form, weights, norm = heads.form, heads.weights, partial(slow_norm, config_of(heads))
+    if form.fuse_norm:
+        states = norm(states, weights["input_norm.weight"])
+    if form.state_norms:
+        parts = states.split(form.width, 1)
+        states = torch.cat([norm(part, weights[f"fc_norm.{i}.weight"]) for i, part in enumerate(parts)], 1)
+    return states @ weights["fc.weight"].T + (weights["fc.bias"] if form.fc_bias else 0)
 
 
 def in_order(logits: torch.Tensor) -> list[int]:
     scores = logits.float().tolist()
     return sorted(range(len(scores)), key=lambda token: (-scores[token], token))
+
+
+def known_in_order(heads, logits: torch.Tensor) -> list[int]:
+    """The target's tokens in the order of the logits of those that the drafter knows."""
+    order = in_order(logits)
+    return order if heads.token_ids is None else [int(heads.token_ids[i]) for i in order]
 
 
 @torch.inference_mode()
