@@ -70,18 +70,18 @@ def test_nodes_are_the_first_of_all_paths_sorted(count):
         most, tokens = int(rng.integers(1, 5)), int(rng.integers(2, 5))
         given = draft(rng, most, tokens)
         for depth, width in itertools.product(range(1, most + 1), range(1, tokens + 1)):
-            count = min(product_size(depth, width), MOST_ROWS - 1)
-            pool, rows = given.pool(depth, width, 1 + count), int(rng.integers(2, count + 2))
+            nodes = min(product_size(depth, width), MOST_ROWS - 1)
+            pool, rows = given.pool(depth, width, 1 + nodes), int(rng.integers(2, nodes + 2))
             *found, depths, _ = chosen_tree(given.pool(depth, width, rows), torch.arange(AT_ONCE), rows)
             for i in range(AT_ONCE):
                 paths = paths_of([0, *pool.tokens[i].tolist()], [0, *(1 + pool.parents[i]).tolist()])
-                scores, slow = zip(*sorted_paths(given.given[i], depth, width)[:count], strict=True)
+                scores, slow = zip(*sorted_paths(given.given[i], depth, width)[:nodes], strict=True)
                 assert paths == [*slow]
                 ties += sum(one == other for one, other in itertools.pairwise(scores))
                 ours = paths_of(*(part[i].tolist() for part in found))
                 assert sorted(ours) == sorted(slow[: rows - 1])
                 assert depths[i].tolist() == [0, *map(len, ours)]
-    assert ties > 4 * count
+    assert ties > 10 * count
 
 
 def test_edge_llm_takes_the_same_nodes_where_no_scores_are_equal():
