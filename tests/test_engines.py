@@ -85,7 +85,8 @@ WORDS = {
     "rtp-llm": {"mtp": "--sp_type mtp", "eagle3": "--sp_type eagle", "dspark": "--sp_type dspark"},
     "sglang": {
         "eagle3": "EAGLE3 --speculative-draft-model-path DRAFTER", "mtp": "NEXTN --speculative-num-steps 3",
-        "draft-model": "STANDALONE --speculative-draft-model-path DRAFTER", "dflash2": "DFLASH --speculative-draft-model-path DRAFTER",
+        "draft-model": "STANDALONE --speculative-draft-model-path DRAFTER", "dflash": "DFLASH --speculative-draft-model-path DRAFTER",
+        "dflash2": "DFLASH --speculative-draft-model-path DRAFTER",
         "dspark": "DSPARK --speculative-draft-model-path DRAFTER", "ngram": "NGRAM --speculative-num-draft-tokens 4 --speculative-ngram-max-bfs-breadth 1",
     },
     "tensorrt-llm": {
@@ -94,7 +95,8 @@ WORDS = {
     "tgi": {"medusa": "--model-id HEADS --speculate", "ngram": "--model-id BASE --speculate"},
     "transformers": {"draft-model": '"num_assistant_tokens_schedule": "constant"', "ngram": '"max_matching_ngram_size": 3'},
     "vllm": {
-        "eagle3": '"method": "eagle3", "model": "DRAFTER"', "dflash2": '"method": "dflash", "model": "DRAFTER"', "mtp": '"method": "mtp", "num',
+        "eagle3": '"method": "eagle3", "model": "DRAFTER"', "dflash": '"method": "dflash", "model": "DRAFTER"',
+        "dflash2": '"method": "dflash", "model": "DRAFTER"', "mtp": '"method": "mtp", "num',
         "p-eagle": '"method": "eagle3", "model": "DRAFTER", "parallel_drafting": true', "dspark": '"method": "dspark", "model": "DRAFTER"',
         "pard": '"method": "draft_model", "model": "DRAFTER", "parallel_drafting": true', "suffix": '"method": "suffix", "num',
         "ngram": '"prompt_lookup_max": 3, "prompt_lookup_min": 1', "draft-model": '"method": "draft_model", "model": "DRAFTER", "num',
@@ -248,9 +250,7 @@ def test_unknown_names():
 def test_notes(engine, drafter, options, words):
     """A note says what an engine does silently."""
     assert any(words in note for note in chain(engine, drafter, **options).notes)
-    assert not any(words in note for note in chain(engine, "ngram" if engine == "vllm" else drafter, 1).notes) or (
-        words.startswith("removed")
-    )
+    assert not any(words in note for note in chain(engine, "ngram" if engine == "vllm" else drafter, 1).notes)
 
 
 def test_rejection():
@@ -363,6 +363,17 @@ def test_note_on_lookup(drafter_id):
         assert ("so its tokens per step differ" in note) == (engine not in fits)
 
 
+@named(METHODS)
+def test_method_fields(engine, method):
+    """A method says where it was read and against which release or commit it was checked, and has a name of its own."""
+    assert method.drafters
+    assert method.rules[0] == "greedy"
+    assert re.search(r"\w/\w", method.source), "a repository and a file, or a pull request"
+    assert re.search(r"\d", method.checked), "a release, or a commit and its month"
+    assert method.status == "live" or "removed" in method.status
+    assert [other.name for other in ENGINES[engine].methods].count(method.name) == 1
+
+
 def listed(*words, columns=300):
     result = CliRunner(env={"COLUMNS": str(columns)}).invoke(cli, ["list", *words])
     assert result.exit_code == 0, result.output
@@ -393,6 +404,9 @@ def test_an_engine_runs_here_if_its_server_is_on_the_path(tmp_path, monkeypatch)
     assert engine_table.runs_here(ENGINES["llama-cpp"]) == {option: True}
     rows = json.loads(listed("engines", "--json"))["engines"]
     assert {row["engine"] for row in rows if row["runs_here"].get(option)} == {"llama-cpp"}
+    for row, (engine, method) in zip(rows, METHODS, strict=True):
+        assert (row["engine"], row["method"], row["checked"]) == (engine, method.name, method.checked)
+        assert (row["drafters"], row["shape"]) == ([*method.drafters], method.limits.shape)
     assert "llama-cpp by --launch" in listed("engines", columns=200)
 
 

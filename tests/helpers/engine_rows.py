@@ -265,6 +265,7 @@ def read_llama_cpp(files: Files) -> Lengths:
     if kind == "ngram-simple":
         length, looked_up = (int(options[f"--spec-ngram-simple-size-{name}"]) for name in "mn")
         return ((1, None, length if length >= looked_up else 0),)
+    assert options["--spec-draft-n-min"] == options["--spec-draft-p-min"] == "0"  # else drafts end where it is unsure
     # The limit is looked at after a token was drafted, so 0 drafts one as well.
     return ((1, None, max(1, int(options["--spec-draft-n-max"]))),)
 
