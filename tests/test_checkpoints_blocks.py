@@ -1,11 +1,9 @@
 """DFlash, DSpark, DFlash2 and PARD: what is their own beside the contract of drafters with layers (test_checkpoints_layers)."""
 
-import json
 import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from treeopt import demo
@@ -18,9 +16,10 @@ from treeopt.runtime.session import by_rejection
 from treeopt.runtime.target import Target
 
 from .conftest import VOCABULARY, tiny_model
-from .helpers.layouts import BLOCKS, load, write_block
+from .helpers.layouts import BLOCKS, alter, load, write_block
 from .helpers.random_drafters import MASK, SOME
 from .helpers.slow_blocks import slow_rows
+from .helpers.synthetic import edit_json
 
 
 @pytest.mark.parametrize("layout", [layout for kind, layout in BLOCKS if kind == "dflash"])
@@ -53,8 +52,7 @@ def test_without_the_target_there_is_nothing_to_read(tmp_path):
 
 def test_a_confidence_head_is_not_read(tmp_path):
     own = write_block(tmp_path, "dspark", "z-lab")
-    file, more = tmp_path / "model.safetensors", {"confidence_head.proj.weight": torch.zeros(1, 32)}
-    save_file(load_file(file) | more, file)
+    alter(tmp_path, **{"confidence_head.proj.weight": torch.zeros(1, 32)})
     assert load(tmp_path).heads.weights.keys() == own.weights.keys()
 
 
@@ -68,11 +66,7 @@ def test_the_embeddings_may_be_among_what_dspark_reads(tmp_path):
 
 def test_a_dflash2_that_guesses_some_tokens_alone_is_refused(tmp_path):
     own = write_block(tmp_path, "dflash2", "z-lab")
-    tensors = load_file(tmp_path / "model.safetensors")
-    save_file(
-        tensors | {"d2t": SOME - torch.arange(len(SOME)), "lm_head.weight": own.lm_head[SOME]},
-        tmp_path / "model.safetensors",
-    )
+    alter(tmp_path, **{"d2t": SOME - torch.arange(len(SOME)), "lm_head.weight": own.lm_head[SOME]})
     with pytest.raises(Unsupported, match="d2t"):
         load(tmp_path)
 
@@ -84,8 +78,7 @@ def write_pard(folder, **told):
     tiny_model(dtype=torch.float32).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(demo.MODEL / name, folder)
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | told))
+    edit_json(folder / "config.json", **told)
     return Target(tiny_model(), AutoTokenizer.from_pretrained(folder), name="big")
 
 
