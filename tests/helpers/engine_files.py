@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-DRAFTS, REACHED, HISTOGRAM = 1000, [800, 600, 420], [200, 200, 180, 420]
+DRAFTS, REACHED = 1000, [800, 600, 420]
 SURVIVAL = [0.8, 0.6, 0.42]
 REQUEST = [20, 20, 18, 42]  # histogram of a request
 

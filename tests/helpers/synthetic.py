@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from treeopt.errors import InvalidInput
 
-D, F, V, KV, VT, INNER = 16, 24, 40, 8, 12, 8
+D, F, V, KV, VT = 16, 24, 40, 8, 12
 Tensors = dict[str, torch.Tensor]
 Shapes = dict[str, tuple[int, ...]]
 BASE = {"base_model_name_or_path": "lmsys/vicuna-7b-v1.3"}
