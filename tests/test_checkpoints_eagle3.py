@@ -15,7 +15,7 @@ from treeopt.runtime.target import Target
 
 from .conftest import VOCABULARY, tiny_model
 from .helpers.layouts import alter, eagle3_config, load, write_eagle3
-from .helpers.random_drafters import PLAIN, SOME, random_eagle3
+from .helpers.random_drafters import FORMS, PLAIN, SOME, random_eagle3
 from .helpers.slow_drafters import check_ranks, slow_eagle3, small_model
 from .helpers.synthetic import synthetic
 from .test_checkpoints_layers import same, same_tensors
@@ -170,3 +170,10 @@ def test_a_tokenizer_beside_it_does_not_make_it_a_draft_model(tmp_path):
     write_eagle3(tmp_path, "speculators", random_eagle3(), architectures=["Eagle3LlamaForCausalLM"])
     (tmp_path / "tokenizer.json").write_text("{}")
     assert open_drafter(str(tmp_path), Target(tiny_model())).drafter.kind == "eagle3"
+
+
+@pytest.mark.parametrize("layout", ["safeailab", "speculators"])
+def test_where_engines_feed_back_other_states_is_told(layout, tmp_path):
+    """SpecForge wrote norm_output into files whose drafters were trained without."""
+    assert len(read(tmp_path, layout, random_eagle3(FORMS["norm_output"])).notes) == (layout != "speculators")
+    assert read(tmp_path, layout).notes == ()

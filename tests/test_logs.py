@@ -473,6 +473,7 @@ def test_neither_torch_nor_transformers_is_imported_and_ids_need_no_tokenizer(fo
     assert treeopt.load(tmp_path / "treeopt-run" / "requests.npz").num_sequences == 2
     words = ("requests", "texts.jsonl", "--tokenizer", str(folders["chat"]), "--run", "other")
     assert "requests" in lacking(tmp_path, *words)
+    assert "pip install 'treeopt[text]'" in lacking(tmp_path, *words, absent=none, code=1)
 
 
 def test_the_command_shows_groups_and_names_are_only_names(folders, tmp_path, monkeypatch):

@@ -165,6 +165,7 @@ def test_shards_of_the_demo_merge_to_the_trace_of_one_process(tmp_path, monkeypa
     assert files[0] == files[1]
     counts = [json.loads((tmp_path / name / "calibration.json").read_text()) for name in ("whole", "merged")]
     assert counts[0]["hits"] == counts[1]["hits"] == json.loads(said.stdout)["hits"]
+    assert "Merged 24 " in said.stderr
     assert "merging replaces it only if it is to be overwritten" in treeopt(
         "import", "part-1", "part-2", "--run", "merged", code=1
     )
