@@ -275,7 +275,7 @@ CASES = [*((name, 0) for name in (*TRANSPORT, *COUNTS, *STREAMS)), *((name, 3) f
 
 
 @pytest.mark.parametrize(
-    ("lie", "honest_looks"), [pytest.param(*case, marks=[] if case[0] in SUITE else pytest.mark.slow) for case in CASES]
+    ("lie", "honest_looks"), [pytest.param(*case, marks=[] if case[0] in SUITE else pytest.mark.long) for case in CASES]
 )
 def test_a_server_that_lies(run, plain, prompts, lie, honest_looks):
     """In the time given: no traceback, one sentence where nothing is known, and no figure that cannot be."""
