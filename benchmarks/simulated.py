@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
+from treeopt.growth.source import source_of
 from treeopt.latency.rounds import turns
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -88,6 +91,42 @@ def profile(noise: float, rng: np.random.Generator, **truth: float) -> LatencyPr
     return LatencyProfile(tuple(points[:-1]), tuple(points[-1:]))
 
 
+class Searches(NamedTuple):
+    """What came of each search, the first three of those that chose to speculate.
+
+    off       : logarithm of the printed speedup over the true one
+    covered   : whether the interval has the true one
+    steps_off : logarithm of the printed cost of a step over the true one
+    regrets   : share of the best speedup that the choice loses
+    mistakes  : whether plain decoding was chosen where speculation would bring `WORTH`
+    """
+
+    off: list[float]
+    covered: list[bool]
+    steps_off: list[float]
+    regrets: list[float]
+    mistakes: list[bool]
+
+
+def searched(searches: int, count: int, noise: float, **truth: float) -> Searches:
+    """Searches on so many conversations each."""
+    found, best = Searches([], [], [], [], []), best_speedup(**truth)
+    for seed in range(searches):
+        rng = np.random.default_rng([11, seed])
+        entry = plan_trees(conversations(count, rng), profile(noise, rng, **truth), PlanRequest(Limits(48)))[1]
+        chosen, true = entry.chosen, 1.0
+        if chosen.size > 1:
+            cost = overhead(chosen.size, chosen.depth, **truth)
+            true = true_rate(chosen.draft) / cost
+            low, high = chosen.speedup.ends
+            found.off.append(np.log(chosen.speedup / true))
+            found.covered.append(low <= true <= high)
+            found.steps_off.append(np.log(chosen.step_ms / chosen.plain_ms / cost))
+        found.regrets.append(1 - true / best)
+        found.mistakes.append(chosen.size == 1 and best > 1 + WORTH)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--searches", type=int, default=200)
@@ -97,63 +136,36 @@ def main() -> None:
         + "---|" * 12
     )
     for count, noise, has_jumps, slope in itertools.product((128, 30), (0.01, 0.05), (False, True), (0.012, 0.06)):
-        off, covered, steps_off, regrets, mistakes = [], [], [], [], []
-        for seed in range(asked.searches):
-            rng = np.random.default_rng([11, seed])
-            truth = {"has_jumps": has_jumps, "slope": slope}
-            entry = plan_trees(conversations(count, rng), profile(noise, rng, **truth), PlanRequest(Limits(48)))[1]
-            chosen, drafts = entry.chosen, [entry.chosen.draft]
-            true = {
-                draft: true_rate(draft) / overhead(draft.rows, draft.depth, **truth)
-                for draft in drafts
-                if draft.rows > 1
-            }
-            if chosen.size > 1:
-                off.append(np.log(chosen.speedup / true[chosen.draft]))
-                low, high = chosen.speedup.ends
-                covered.append(low <= true[chosen.draft] <= high)
-                steps_off.append(
-                    np.log(chosen.step_ms / chosen.plain_ms / overhead(chosen.size, chosen.depth, **truth))
-                )
-            best = best_speedup(has_jumps, slope)
-            regrets.append(1 - true.get(chosen.draft, 1.0) / best)
-            mistakes.append(chosen.size == 1 and best > 1 + WORTH)
-        percent = [
-            100 * np.mean(off),
-            100 * np.std(off) / len(off) ** 0.5,
-            100 * np.mean(np.square(off)) ** 0.5,
-            100 * np.mean(covered),
-        ]
-        percent += [
-            100 * np.mean(steps_off),
-            100 * np.mean(np.square(steps_off)) ** 0.5,
-            100 * np.mean(regrets),
-            100 * np.mean(mistakes),
-        ]
+        found = searched(asked.searches, count, noise, has_jumps=has_jumps, slope=slope)
+        off, steps_off = np.array(found.off), np.array(found.steps_off)
+        shares = (
+            off.mean(),
+            off.std() / len(off) ** 0.5,
+            np.square(off).mean() ** 0.5,
+            np.mean(found.covered),
+            steps_off.mean(),
+            np.square(steps_off).mean() ** 0.5,
+            np.mean(found.regrets),
+            np.mean(found.mistakes),
+        )
         print(
             f"| {count} | {noise:.0%} | {'yes' if has_jumps else 'no'} | {slope} | "
-            + " | ".join(f"{x:.2f}" for x in percent)
-            + f" | best {best_speedup(has_jumps, slope):.2f}",
+            + " | ".join(f"{100 * share:.2f}" for share in shares)
+            + f" | best {best_speedup(has_jumps=has_jumps, slope=slope):.2f}",
             flush=True,
         )
 
 
-_BEST: dict[tuple[bool, float], float] = {}
-
-
-def best_speedup(has_jumps: bool, slope: float) -> float:
+@cache
+def best_speedup(*, has_jumps: bool, slope: float) -> float:
     """Of the best trees by all conversations that there could be."""
-    if (has_jumps, slope) not in _BEST:
-        from treeopt.growth.source import source_of
-
-        source, best = source_of(conversations(4000, np.random.default_rng(0))), 1.0
-        for depth in range(1, HEADS + 1):
-            family = source.grow(Limits(48, depth))
-            for size in range(2, len(family) + 1):
-                tree = family.tree(size)
-                best = max(best, true_rate(tree) / overhead(size, tree.depth, has_jumps=has_jumps, slope=slope))
-        _BEST[has_jumps, slope] = best
-    return _BEST[has_jumps, slope]
+    source, best = source_of(conversations(4000, np.random.default_rng(0))), 1.0
+    for depth in range(1, HEADS + 1):
+        family = source.grow(Limits(48, depth))
+        for size in range(2, len(family) + 1):
+            tree = family.tree(size)
+            best = max(best, true_rate(tree) / overhead(size, tree.depth, has_jumps=has_jumps, slope=slope))
+    return best
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Error bars against processes whose truth is known."""
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +11,9 @@ from treeopt.growth.source import source_of
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, interval95, stderr
 from treeopt.records.trace import NO_TRIAL, RankTrace
 from treeopt.trees.tree import Tree
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+from simulated import searched
 
 TOKENS, CHANCES = 40, (0.75, 0.35)  # of an answer; of a right guess in an easy and in a hard conversation
 CHAIN = Tree.chain(2)
@@ -76,3 +81,14 @@ def test_the_error_of_a_mean_is_the_textbook_one():
     values = np.random.default_rng(2).normal(size=200)
     means = drawn_rates(values, np.ones(200), conversation_draws(200, count=4000))
     assert stderr(means, 200) == pytest.approx(values.std(ddof=1) / np.sqrt(200), rel=0.06)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("has_jumps", [False, True])
+def test_what_a_plan_says_of_its_choice_is_right_on_average(has_jumps):
+    """40 searches on 60 conversations, timings with 5 % of noise, fixed seeds: the choice owes little to luck."""
+    found = searched(40, 60, 0.05, has_jumps=has_jumps, slope=0.012)
+    assert len(found.off) == 40
+    assert abs(np.mean(found.off)) < 0.025
+    assert np.mean(found.covered) >= 0.9
+    assert np.sqrt(np.mean(np.square(found.steps_off))) < (0.95 if has_jumps else 0.6) * 0.05  # drawn to the others
