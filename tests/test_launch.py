@@ -108,7 +108,6 @@ def test_what_is_measured_is_what_the_server_does(folder):
     assert not list((folder / "run").glob("*.partial"))
 
 
-@pytest.mark.long
 def test_other_texts_are_counted(folder):
     told = command("--accepted", "1", "--other-text")
     assert f" 0/{PROMPTS}" in invoke("bench", *asked(folder, told, *BENCH, "--batch-size", 1)).stdout

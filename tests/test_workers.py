@@ -21,7 +21,7 @@ from treeopt.records.options import Workers
 from treeopt.runtime import cluster as workers
 from treeopt.runtime.cluster import Cluster, attempt, check_address
 
-from .conftest import some_long, treeopt
+from .conftest import treeopt
 
 DRAFTED = ("calibrate", "--num-prompts", "24", "--max-new-tokens", "12", "--batch-size", "1", "--dtype", "float64")
 CALIBRATE = (*DRAFTED, "--drafter", "ngram")  # which takes no time
@@ -65,15 +65,14 @@ def undisturbed(tmp_path_factory) -> bytes:
     return (run / "trace.npz").read_bytes()
 
 
-@pytest.mark.long
 def test_workers_write_the_bytes_of_a_single_process(tmp_path, here, undisturbed):
     treeopt(*CALIBRATE, "--run", tmp_path / "run", "--workers", 2)
     assert (tmp_path / "run" / "trace.npz").read_bytes() == undisturbed
     assert sorted(file.name for file in (tmp_path / "run").iterdir()) == [".lock", "calibration.json", "trace.npz"]
 
 
-@pytest.mark.parametrize("again", [(), *some_long(("--workers", 1))], ids=["alone", "workers"])
 @pytest.mark.long
+@pytest.mark.parametrize("again", [(), ("--workers", 1)], ids=["alone", "workers"])
 def test_blocks_that_workers_left_continue_with_and_without_them(tmp_path, here, undisturbed, monkeypatch, again):
     """Blocks are finished in any order: one behind a gap is used too."""
     run = ("--run", tmp_path / "run")
