@@ -6,7 +6,8 @@
 gets one draft a part: one part serves all batch sizes, or each batch size has its own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +23,7 @@ from treeopt.engines.registry import (
     search_for,
     tree_method_of,
 )
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.records.drafters import BLOCKS
 from treeopt.records.exchange import ExportOptions
 from treeopt.records.origins import DrafterRecord
@@ -109,6 +110,15 @@ def _ended(served: Ranges[Draft], planned: int, engine: str, beyond: Beyond) -> 
         return served, [f"{nothing}: {engine} speculates there as at {largest}, at your risk."]
     ended = (*before, (first, largest, draft), (largest + 1, None, ROOT))
     return ended, [f"{nothing}, so {engine} does not speculate there. To go on as at {largest}: `beyond=last`."]
+
+
+def first_taking(plan: Plan, engines: Iterable[str]) -> tuple[str, dict[int | None, Written]] | None:
+    """The first of some engines that takes a plan as it is, and what is written there for each part; None where none does."""
+    for engine in engines:
+        with suppress(TreeoptError):  # not for this plan
+            prepared = prepare(plan, engine)
+            return engine, {size: write_served(prepared.method, *part) for size, part in prepared.parts.items()}
+    return None
 
 
 def method_for_plan(plan: Plan, engine: str, method: str | None = None) -> Method:

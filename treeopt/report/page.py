@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from treeopt import __version__
-from treeopt.engines.plans import prepare, write_served
+from treeopt.engines.plans import first_taking
 from treeopt.engines.registry import runners
-from treeopt.errors import OutOfRange, TreeoptError
+from treeopt.errors import OutOfRange
 from treeopt.files import storage, writing
 from treeopt.files.shell import command_line, printable
 from treeopt.records.benchmark import Benchmark
@@ -280,16 +280,14 @@ def _deployment(run: RunDirectory, plan: Plan, inputs: Inputs, engines: Sequence
     None where no engine takes it, or where it was measured slower than plain decoding.
     """
     benches = [*inputs.benches().values(), *(bench for bench in engines if not timed_elsewhere(run, plan, bench))]
-    if any(map(slowdown, benches)):
-        return None
     planned = plan.constraint.engine if plan.constraint else None
-    for engine in [planned.name] if planned else runners((plan.drafter or {}).get("kind")):
-        lines = [command_line("treeopt", "export", "--to", engine, "--run", str(run.path))]
-        with suppress(TreeoptError):  # not for this plan
-            prepared = prepare(plan, engine)
-            for size, part in prepared.parts.items():
-                if size is not None:
-                    lines.append(f"# Batch size {size}")
-                lines.append(write_served(prepared.method, *part).command)
-            return engine, "\n".join(lines)
-    return None
+    taken = first_taking(plan, [planned.name] if planned else runners((plan.drafter or {}).get("kind")))
+    if taken is None or any(map(slowdown, benches)):
+        return None
+    engine, written = taken
+    lines = [command_line("treeopt", "export", "--to", engine, "--run", str(run.path))]
+    for size, part in written.items():
+        if size is not None:
+            lines.append(f"# Batch size {size}")
+        lines.append(part.command)
+    return engine, "\n".join(lines)

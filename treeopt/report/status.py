@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from treeopt.arms.arm import Arms
-from treeopt.engines.plans import prepare, write_served
+from treeopt.engines.plans import first_taking
 from treeopt.engines.registry import runners
 from treeopt.errors import TreeoptError
 from treeopt.files.shell import command_line
@@ -214,13 +213,8 @@ def _first_taking(plan: Plan) -> str | None:
     kind = (plan.drafter or {}).get("kind")
     if kind is None:
         return "ENGINE"
-    for name in runners(kind):
-        with suppress(TreeoptError):
-            prepared = prepare(plan, name)
-            for part in prepared.parts.values():
-                write_served(prepared.method, *part)
-            return name
-    return None
+    taken = first_taking(plan, runners(kind))
+    return taken[0] if taken else None
 
 
 def _trace(trace: RankTrace) -> Told:
