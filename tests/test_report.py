@@ -84,6 +84,7 @@ def test_what_was_noisy_is_in_the_files_and_in_the_first_lines(no_pictures, tmp_
     assert not any(said in page for said in ("The machine is busy", "are not known to", "Stopped early"))
     profile, bench = run.read_profile(), Benchmark.load(run.bench_of(1))
     margins = margins_of_error(profile)
+    unknown = sum(margin > 1e-6 for margin in margins)
     replace(profile, info={**profile.info, "precision": 1e-6, "processor_share": 0.21}).save(run.profile)
     last = replace(bench.contenders[-1], stopped=True)
     replace(bench, contenders=(*bench.contenders[:-1], last), processor_share=0.4).save(run.bench_of(1))
@@ -92,10 +93,7 @@ def test_what_was_noisy_is_in_the_files_and_in_the_first_lines(no_pictures, tmp_
     begin = page[page.index("In short") : page.index('class="cards"')]
     for file, said in (
         ("profile.json", "other programs had the processor for 79% of"),
-        (
-            "profile.json",
-            f"{sum(margin > 1e-6 for margin in margins)} of {len(margins)} latencies are not known to 0.0% yet",
-        ),
+        ("profile.json", f"{unknown} of {len(margins)} latencies are not known to 0.0% yet"),
         ("bench-batch-size-1.json", "other programs had the processor for 60% of"),
         ("bench-batch-size-1.json", "Stopped early"),
     ):
@@ -109,9 +107,8 @@ def test_the_first_lines_have_the_commands_that_deploy(no_pictures, tmp_path, en
     run = make_run(tmp_path, batch_sizes=(1, 4))
     drafter = {"kind": "eagle3", "id": "layer", "num_heads": 4}
     chains = plan_trees(run.read_trace(), run.read_profile(), PlanRequest(Limits(8, shape="chain"), (1, 4)))
-    limits = replace(
-        chains.constraint, engine=engine and PlannedEngine(name=engine, method=method_of(engine, "eagle3").name)
-    )
+    planned = engine and PlannedEngine(name=engine, method=method_of(engine, "eagle3").name)
+    limits = replace(chains.constraint, engine=planned)
     plan = replace(chains, drafter=drafter, constraint=limits)
     for one in (plan, replace(plan, entries=tuple(replace(e, chosen=e.plain, others={}) for e in plan.entries))):
         one.save(run.plan)

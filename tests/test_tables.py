@@ -27,7 +27,7 @@ from treeopt.report.engine_table import engine_table, method_table
 from treeopt.report.latency_table import profile_table
 from treeopt.report.plan_table import plan_table
 from treeopt.report.status import FileStatus, RunStatus
-from treeopt.report.table import Table, texts
+from treeopt.report.table import Column, Table, texts
 from treeopt.report.tables import calibration_table, score_table, status_table, training_table
 from treeopt.trees.published import published_tree
 from treeopt.trees.shapes import Limits
@@ -82,9 +82,11 @@ def test_what_a_narrow_line_leaves_out_is_said():
     narrow = rendered(table, 60)
     assert "2" * 40 not in narrow
     assert "Left out on a line this narrow: extra." in narrow
-    assert tokens(rendered(table, 45)) == ["T", "n", "figure", "1" * 40, "extra", "2" * 40], (
-        "as lines, with every figure"
-    )
+    lines = ["T", "n", "figure", "1" * 40, "extra", "2" * 40]
+    assert tokens(rendered(table, 45)) == lines, "as lines, with every figure"
+    columns = [Column("batch", lambda row: row[0]), Column("drafter", lambda row: row[1], names=True)]
+    lines = rendered(Table("T", columns, [("8", NAME)]), 40).splitlines()
+    assert lines[1].strip() == "batch 8", "of a table of copied text, whose names are second, it was the figure alone"
 
 
 @cache

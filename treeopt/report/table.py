@@ -7,6 +7,7 @@ frame, then the columns that can be spared, which are named below it; then each 
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from operator import itemgetter
 from typing import Any
 
@@ -128,7 +129,8 @@ class Table:
 
     def _block(self, row: tuple[str, ...], width: int) -> RenderableType:
         """A row as lines: its names, then each figure behind its header."""
-        labels, named = [_line(column.header) for column in self.columns], sum(column.names for column in self.columns)
+        labels = [_line(column.header) for column in self.columns]
+        named = len([*takewhile(lambda column: column.names, self.columns)])
         names = named if 0 < named < len(row) else 1
         heading = "  ".join(filter(None, row[:names])) if named else f"{labels[0]} {row[0]}"
         words = [word for cell in row[names:] for word in _words(cell)]
