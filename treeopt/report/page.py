@@ -21,7 +21,7 @@ from treeopt.records.benchmark import Benchmark
 from treeopt.records.inputs import made_from, not_a_check, timed_elsewhere
 from treeopt.records.origins import Provenance
 from treeopt.records.plan import EXACT, Plan, PlanEntry
-from treeopt.records.rules import option_of, rule_of
+from treeopt.records.rules import option_of
 from treeopt.records.rundir import RunDirectory, maker
 from treeopt.report.bench_table import about_rule, bench_tables, group_table, has_one_text, text_price
 from treeopt.report.figures import Picture, pictures, svg_element
@@ -76,8 +76,8 @@ class Sources:
     def add(self, file: Path, info: Mapping[str, Any], caveats: Sequence[str] = (), **more: Any) -> None:
         """Add a file that was read; ``info`` is what it holds beside its figures."""
         self.notes[file.name] = notes = storage.typed(FileNotes, storage.document(info), file)
-        made_from = {name: f"sha256 {sha256[:12]}" for name, sha256 in (notes.inputs or {}).items()}
-        record = {**(notes.provenance.record if notes.provenance else {}), **more, "made from": made_from}
+        hashes = {name: f"sha256 {sha256[:12]}" for name, sha256 in (notes.inputs or {}).items()}
+        record = {**(notes.provenance.record if notes.provenance else {}), **more, "made from": hashes}
         record |= {key: info.get(key) for key in SHOWN}
         record["answers"] = " ".join(about_answers({**info, "skipped": None}))  # which the page lists
         if isinstance(rule := record.get("acceptance"), Mapping):
@@ -126,17 +126,16 @@ class Section:
     @property
     def card(self) -> tuple[str, str, str]:
         """The number of the summary, its kind, and what it means; what there is against the tree stands between them."""
-        chosen, speedup = self.entry.chosen, speedup_over(self.bench) if self.bench else None
-        kind = "lost" if self.doubts and self.entry.speculates else "predicted"
+        chosen, against, speedup = self.entry.chosen, self.doubts, speedup_over(self.bench) if self.bench else None
         if not self.entry.speculates:
             meaning = "The plan does not speculate." if self.plan.mix else NO_TREE_PAYS
-            return "1×", kind, "" if self.doubts else meaning
+            return "1×", "predicted", "" if against else meaning
+        kind = "lost" if against else "predicted"
         tree = f"The chosen tree ({count(chosen.size, 'row')} a step)"
         if speedup and self.bench and not self.elsewhere:
             predicted = "" if chosen.speedup is None else f"; predicted {timed(chosen.speedup)}"
             meaning = f"{tree} {pace(speedup, over(self.bench))}, measured{predicted}."
-            kind = "lost" if self.doubts else "measured"
-            return f"{speedup:.2f}×", kind, " ".join([meaning, *weighed(self.bench)[1]])
+            return f"{speedup:.2f}×", "lost" if against else "measured", " ".join([meaning, *weighed(self.bench)[1]])
         if chosen.speedup is None:
             meaning = f"tokens per step with {chosen.size} rows, predicted; no step was timed."
             return f"{chosen.tokens_per_step:.2f}", kind, meaning
@@ -166,9 +165,9 @@ def write_report(run: RunDirectory, *, drawn: Sequence[Picture | str] | None = N
         profile = inputs.profile
         sources.add(run.profile, profile.info, timing_caveats(profile), runtime=profile.runtime)
     document = plan.document()
-    searched = {key: document[key] for key in SEARCHED if key in document}
+    searched: dict[str, Any] = {key: document[key] for key in SEARCHED if key in document}
     about = {"inputs": plan.inputs, "provenance": plan.provenance}
-    sources.add(run.plan, about, (), **searched, search_limits=document.get("constraint"))
+    sources.add(run.plan, about, **searched, search_limits=document.get("constraint"))
     sections = [_section(entry, plan, inputs, sources) for entry in plan.entries]
     engines = {file: Benchmark.load(file) for file in run.engine_benches()}
     for file, bench in engines.items():
@@ -189,7 +188,6 @@ def write_report(run: RunDirectory, *, drawn: Sequence[Picture | str] | None = N
         caveats=sources.caveats,
         deployment=_deployment(run, plan, inputs, list(engines.values())),
         one_text=has_one_text(plan.acceptance),
-        rule=rule_of(plan.acceptance),
         subject={key: ", ".join(value for value, _ in values) for key, values in origin},
         pictures=[(picture, _drawing(picture, plan, f"figure-{i}-")) for i, picture in enumerate(shown)],
         skipped=sources.skipped,

@@ -33,8 +33,8 @@ def accepted_chart(bench: Benchmark) -> Chart:
         places = np.arange(len(counts))
         look = {"width": width, "color": colour, "hatch": HATCHES[kind], "edgecolor": "white", "linewidth": 0.5}
         ends = share[1:] if kind == "measured" else None
-        label = f"{kind}\n({share[0] @ places:.2f} a step)"
-        series.append(Series(label, places + (i - (len(known) - 1) / 2) * width, share[0], ends, look, "bar"))
+        legend = f"{kind}\n({share[0] @ places:.2f} a step)"
+        series.append(Series(legend, places + (i - (len(known) - 1) / 2) * width, share[0], ends, look, "bar"))
     steps = sum(of.accepted)
     caption = style.sentence(
         count(steps, "measured step") if steps else None,
@@ -42,7 +42,7 @@ def accepted_chart(bench: Benchmark) -> Chart:
         "95 % interval, steps as independent" if "measured" in known else None,
     )
     lengths = [str(n) for n in range(max(map(len, known.values())))]
-    title = "Accepted guesses per step: chosen by treeopt"
+    title = f"Accepted guesses per step: {label(bench, 'chosen')}"
     return Chart(title, caption, [Panel(series, "accepted guesses in a step", "share of steps", scale=lengths)])
 
 
