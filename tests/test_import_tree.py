@@ -193,7 +193,9 @@ def test_tree_of_plan(tmp_path):
     path = tmp_path / "plan.json"
     plan_of(1, 2).save(path)
     assert json.loads(invoke("import", f"{path}:2").stdout) == [[0], [0, 0]]
-    assert "--batch-size" in invoke("import", path, code=1).stderr
+    for name in ("", ":x"):
+        said = invoke("import", f"{path}{name}", code=1).stderr
+        assert said.startswith(f"treeopt: {path} has trees for batch sizes 1, 2: name one, as in {path}:1.")
     path.write_text("[[0]]")
     assert "must hold one tree" in invoke("import", f"{path}:2", code=1).stderr
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from treeopt.engines.reading import tree_in
-from treeopt.errors import InvalidInput, meant
+from treeopt.errors import InvalidInput, OutOfRange, meant
 from treeopt.files.notes import note
 from treeopt.files.storage import load_json, read_text, sha256_of
 from treeopt.growth.score import Score, score_tree
@@ -38,7 +38,10 @@ def read_tree(path: Path, *, batch_size: int | None = None) -> Tree:
     """
     path, name = _split(path)
     if (plan := read_plan(path)) is not None:
-        return plan.entry(int(name) if name.isdecimal() else batch_size).tree
+        if not name.isdecimal() and (name or (batch_size is None and len(plan.entries) > 1)):
+            sizes = [str(entry.batch_size) for entry in plan.entries]
+            raise OutOfRange(f"{path} has trees for batch sizes {', '.join(sizes)}: name one, as in {path}:{sizes[0]}.")
+        return plan.entry(int(name) if name else batch_size).tree
     if batch_size is not None:
         raise InvalidInput(f"`batch_size` picks one of a plan's trees, but {path} is no plan: leave it out.")
     try:
