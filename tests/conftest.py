@@ -70,6 +70,12 @@ def some_long(*values: object) -> list:
     return [pytest.param(value, marks=pytest.mark.long) for value in values]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _working_folder(tmp_path_factory) -> None:
+    """Tests work in an empty folder: the clone may have a run of the demo, which commands would take for theirs."""
+    os.chdir(tmp_path_factory.mktemp("work"))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
     """A test in OpenVINO is skipped, with the command to run, where the model that it decodes with is not converted."""
