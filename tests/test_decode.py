@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
+from treeopt.records.contender import Prompt
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.rules import Greedy
 from treeopt.runtime.cache import TreeCache
-from treeopt.runtime.decode import decode
+from treeopt.runtime.decode import Decoder, decode
 from treeopt.runtime.drafters.protocol import GivenText, top_candidates
 from treeopt.runtime.drafters.states import ranks_among
+from treeopt.runtime.setup import Setup
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target, check_support, context_limit, load_target
 from treeopt.trees.tree import Tree
@@ -46,6 +48,13 @@ def test_decoding_with_any_tree_is_generate(any_target, tree, seed, limit, batch
         assert ours.tokens == expected
         assert plain.tokens == expected
         assert ours.steps <= plain.steps == len(expected) - 1
+
+
+def test_a_decoder_makes_room_for_what_is_longer_than_before(target, heads):
+    decoder = Decoder(Setup(target, heads, StopRule(target.eos_ids, 9, at_loops=False)))
+    for prompt, tree in (([1], Tree.chain(0)), ([1] * 60, Tree.chain(0)), ([1] * 60, Tree.dense([4, 4, 4]))):
+        (block,) = decoder.decode([Prompt(prompt)], tree, 1)
+        assert block.answers[0].text == generated(target, prompt, 9)
 
 
 @pytest.mark.parametrize("prompt", [[], [1] * CONTEXT])

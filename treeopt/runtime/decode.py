@@ -66,12 +66,15 @@ class Decoder(Stepper):
     def prepare(self, prompts: Sequence[Sequence[int]], drafts: Iterable[Draft], rows: int) -> None:
         """Make room for these prompts, their answers, and the largest of these drafts."""
         self._drafting, self.draft = {}, None  # what they hold is free before more is taken
-        # The cache holds the rows that are verified behind the text, or those that nodes are drafted from.
-        held = [max(len(draft), 1 + (draft.topk or 1) * (draft.depth - 1)) for draft in drafts]
-        room = self.setup.capacity(prompts) + max(held, default=1)
+        room = self._room(prompts, drafts)
         self.cache = TreeCache(self.target.num_layers, rows, room, self.target.layer_devices)
         self.draft = None if self.drafter is None else self.drafter.start(rows, room)
         self.batch_size = rows
+
+    def _room(self, prompts: Sequence[Sequence[int]], drafts: Iterable[Draft]) -> int:
+        """Tokens of a row: the longest text, and behind it the rows that are verified, or those that nodes are drafted from."""
+        held = [max(len(draft), 1 + (draft.topk or 1) * (draft.depth - 1)) for draft in drafts]
+        return self.setup.capacity(prompts) + max(held, default=1)
 
     def start(self, prompts: Iterable[tuple[int, Sequence[int]]]) -> None:
         """Take (id, tokens) of the prompts to decode; forget everything before."""
@@ -82,8 +85,9 @@ class Decoder(Stepper):
 
     def answer(self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1) -> Passes:
         """The passes; reading prompts is one of its own."""
-        if self.batch_size != rows:
-            self.prepare(prompts, [draft] if draft else [], rows)
+        drafts = [draft] if draft else []
+        if self.batch_size != rows or self.cache.capacity < self._room(prompts, drafts):
+            self.prepare(prompts, drafts, rows)
         self.start(enumerate(prompts))
         yield from self.passes(draft)
 
