@@ -7,9 +7,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from transformers import ByT5Tokenizer
 
 from treeopt import demo
 from treeopt.errors import InvalidInput
+from treeopt.runtime.prompts.encoder import Encoder
 from treeopt.runtime.prompts.sets import Conversation, Skipped, demo_prompts, load_prompts
 from treeopt.runtime.session import _skipped_note
 from treeopt.runtime.target import load_target
@@ -109,6 +111,14 @@ def test_given_answers_are_kept_up_to_the_first_turn_without_one(tmp_path):
 
 
 # Sets
+
+
+def test_an_answer_keeps_its_spaces_where_the_tokenizer_would_clean_them_up():
+    tokenizer = ByT5Tokenizer(clean_up_tokenization_spaces=True)
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}|{% endfor %}"
+    encoder = Encoder.of_target(SimpleNamespace(tokenizer=tokenizer, eos_ids=(1,), vocab_size=400))
+    answer, talk = encoder.encode("so ? Yes ."), [("user", "a"), ("user", "b")]
+    assert encoder.next_prompt(talk, encoder.first_prompt(talk), [answer]) == encoder.encode("a|so ? Yes .|b|")
 
 
 def test_the_hash_of_one_turn_is_that_of_its_tokens_and_of_more_turns_another():

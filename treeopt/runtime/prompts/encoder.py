@@ -64,7 +64,10 @@ class Encoder:
             special = {name: text for name, text in tokenizer.special_tokens_map.items() if isinstance(text, str)}
             template = ChatTemplate(named if isinstance(named, dict) else {"default": named}, special)
         ends = sorted(target.eos_ids, key=lambda token: (token != tokenizer.eos_token_id, token))
-        return cls(getattr(tokenizer, "backend_tokenizer", tokenizer), tuple(ends), target.vocab_size, template)
+        model = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        if model is tokenizer:  # of transformers, in Python, which may take out spaces where it decodes
+            model.clean_up_tokenization_spaces = False
+        return cls(model, tuple(ends), target.vocab_size, template)
 
     @classmethod
     def of_folder(cls, folder: Path, *, chat_template: bool = True) -> Encoder:
