@@ -77,10 +77,10 @@ WORDS = {
     "mlc-llm": {"draft-model": "small_draft --overrides 'spec_draft_length=3;max_num_sequence=4'", "eagle": "--speculative-mode eagle"},
     "mlx-lm": {"draft-model": "--draft-model DRAFTER"},
     "onnx-genai": {
-        "draft-model": '"min_adaptive_k": 0, "cooldown": false', "ngram": '"ngram_size": 4, "ngram_chained_lookup": false',
+        "draft-model": '{"do_sample": false}, "speculative": {"max_draft_tokens": 3, "min_adaptive_k": 0, "cooldown": false}', "ngram": '"ngram_size": 4, "ngram_chained_lookup": false',
         "dflash2": "dflash2_path=DRAFTER dflash2_num_draft_tokens=3", "dspark": "dspark_path=DRAFTER dspark_num_draft_tokens=3",
     },
-    "openvino": {"draft-model": '"num_assistant_tokens": 3', "ngram": '"max_ngram_size": 3'},
+    "openvino": {"draft-model": '{"do_sample": false, "num_assistant_tokens": 3}', "ngram": '"do_sample": false, "num_assistant_tokens": 3, "max_ngram_size": 3'},
     "redrafter": {"redrafter": "--greedy_search=True --beam_width=1 --beam_length=4"},
     "rtp-llm": {"mtp": "--sp_type mtp", "eagle3": "--sp_type eagle", "dspark": "--sp_type dspark"},
     "sglang": {
@@ -90,16 +90,20 @@ WORDS = {
         "dspark": "DSPARK --speculative-draft-model-path DRAFTER", "ngram": "NGRAM --speculative-num-draft-tokens 4 --speculative-ngram-max-bfs-breadth 1",
     },
     "tensorrt-llm": {
-        "eagle3": "Eagle3", "mtp": "MTP", "draft-model": "Draft_Target", "ngram": "NGram", "dflash": "DFlash", "dspark": "DSpark", "pard": "PARD",
+        **{
+            drafter: f"decoding_type: {kind}\n  max_draft_len: 3\n  speculative_model: DRAFTER\n"
+            for drafter, kind in {"eagle3": "Eagle3", "draft-model": "Draft_Target", "dflash": "DFlash", "dspark": "DSpark", "pard": "PARD"}.items()
+        },
+        "mtp": "decoding_type: MTP\n", "ngram": "decoding_type: NGram\n  max_draft_len: 3\n  max_matching_ngram_size: 3\n",
     },
     "tgi": {"medusa": "--model-id HEADS --speculate", "ngram": "--model-id BASE --speculate"},
-    "transformers": {"draft-model": '"num_assistant_tokens_schedule": "constant"', "ngram": '"max_matching_ngram_size": 3'},
+    "transformers": {"draft-model": '"do_sample": false, "num_assistant_tokens": 3,', "ngram": '"do_sample": false, "prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 3'},
     "vllm": {
         "eagle3": '"method": "eagle3", "model": "DRAFTER"', "dflash": '"method": "dflash", "model": "DRAFTER"',
         "dflash2": '"method": "dflash", "model": "DRAFTER"', "mtp": '"method": "mtp", "num',
         "p-eagle": '"method": "eagle3", "model": "DRAFTER", "parallel_drafting": true', "dspark": '"method": "dspark", "model": "DRAFTER"',
         "pard": '"method": "draft_model", "model": "DRAFTER", "parallel_drafting": true', "suffix": '"method": "suffix", "num',
-        "ngram": '"prompt_lookup_max": 3, "prompt_lookup_min": 1', "draft-model": '"method": "draft_model", "model": "DRAFTER", "num',
+        "ngram": '"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1', "draft-model": '"method": "draft_model", "model": "DRAFTER", "num',
     },
 }  # fmt: skip
 
