@@ -34,12 +34,8 @@ def same_tensors(ours, theirs) -> None:
 
 
 def same(ours, theirs) -> None:
-    assert (ours.kind, ours.form, ours.num_heads, ours.num_layers) == (
-        theirs.kind,
-        theirs.form,
-        theirs.num_heads,
-        theirs.num_layers,
-    )
+    for name in ("kind", "form", "num_heads", "num_layers"):
+        assert getattr(ours, name) == getattr(theirs, name), name
     same_tensors(ours.weights, theirs.weights)
     assert torch.equal(ours.lm_head, theirs.lm_head)
     assert torch.equal(ours.embedding, theirs.embedding)
@@ -180,10 +176,11 @@ PARALLEL = [
     ((), {"speculators_model_type": "eagle3"}, "more than one layer"),
     (("mask_hidden",), {"parallel_drafting": None}, "more than one layer"),
 ]
+MODELOPT, Z_LAB = partial(write_eagle3, layout="modelopt"), partial(write_block, kind="dflash", layout="z-lab")
 CASES = [
-    *((partial(write_eagle3, layout="modelopt"), *row) for row in FLAGS),
+    *((MODELOPT, *row) for row in FLAGS),
     *((partial(write_eagle3, layout="safeailab"), *row) for row in WRONG),
-    *((partial(write_block, kind="dflash", layout="z-lab"), *row) for row in BLOCK),
+    *((Z_LAB, *row) for row in BLOCK),
     *((partial(write_block, kind=kind, layout="z-lab"), *row) for kind, *row in OF_KIND),
     *((partial(write_peagle, layout="amazon", drop=drop), *row) for drop, *row in PARALLEL),
 ]
@@ -236,24 +233,12 @@ def test_a_field_of_any_value_is_read_or_refused_in_words(name, tmp_path, reques
 @pytest.mark.parametrize(
     ("write", "name", "said"),
     [
-        (
-            partial(write_eagle3, layout="modelopt"),
-            "layers.0.self_attn.q_a_proj.weight",
-            "q_a_proj.weight' .* latent attention",
-        ),
-        (partial(write_eagle3, layout="modelopt"), "layers.1.self_attn.q_proj.weight", "more than one layer"),
-        (partial(write_eagle3, layout="modelopt"), "layers.0.mlp.experts.0.up_proj.weight", "experts"),
-        (partial(write_eagle3, layout="modelopt"), "parallel_draft_heads.0.weight", "heads that draft in parallel"),
-        (
-            partial(write_block, kind="dflash", layout="z-lab"),
-            "aux_hidden_norms.0.weight",
-            "weight.*is of a DFlash variant",
-        ),
-        (
-            partial(write_block, kind="dflash", layout="z-lab"),
-            "layers.0.self_attn.qkv_proj.weight",
-            "is of a DFlash variant",
-        ),
+        (MODELOPT, "layers.0.self_attn.q_a_proj.weight", "q_a_proj.weight' .* latent attention"),
+        (MODELOPT, "layers.1.self_attn.q_proj.weight", "more than one layer"),
+        (MODELOPT, "layers.0.mlp.experts.0.up_proj.weight", "experts"),
+        (MODELOPT, "parallel_draft_heads.0.weight", "heads that draft in parallel"),
+        (Z_LAB, "aux_hidden_norms.0.weight", "weight.*is of a DFlash variant"),
+        (Z_LAB, "layers.0.self_attn.qkv_proj.weight", "is of a DFlash variant"),
     ],
 )
 def test_other_drafters_are_refused_by_a_tensors_name(write, name, said, tmp_path):
