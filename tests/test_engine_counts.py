@@ -155,6 +155,8 @@ READ = {
     "EAGLE's training log": ([lines(*[f"{{'test/{depth}_acc': {rate}}}" for rates in ([0.1] * 3, SURVIVAL) for depth, rate in enumerate(rates)])],
                              {"survival": ALL}, "no counts"),
     "the summary of a training run": (["wandb: test/0_acc 0.80\nwandb: test/1_acc 0.60\nwandb: test/top_1_acc 0.9\n"], {"survival": approx([0.8, 0.6])}),
+    "counters that a fork averages over ranks": ([exposition(accepted=1820.5).replace(" 800.0", " 800.5")],
+                                                 {"survival": approx(SURVIVAL, abs=1e-3)}),
     "a table by position": (["| position | acceptance_rate |\n|---|---|\n| 0 | 0.8 |\n| 1 | 0.6 |\n"], {"survival": approx([0.8, 0.6])}),
     # The same in other wrappings.
     "a stream that curl saved": (["".join(f"data: {json.dumps(chunk)}\n\n" for chunk in ({"object": "chat.completion.chunk"}, response())) + "data: [DONE]\n"],
