@@ -281,6 +281,22 @@ def test_refused_counts(imported, name):
 SAME = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 
 
+@SAME
+@given(st.integers(1, 20_000), st.lists(st.floats(0.2, 1), min_size=1, max_size=6))
+def test_printed_line_roundtrip(imported, drafts, rates):
+    """Counts come back from the line that prints them, to within the rounding of three decimals."""
+    reached = [drafts]
+    for rate in rates:
+        reached.append(round(reached[-1] * rate))
+    calibration, _ = imported(vllm_line(drafts, reached[1:]))
+    hits = calibration.hits[:, 0].tolist()
+    if hits[0]:
+        assert calibration.meta["drafts"] == drafts
+        assert hits == approx(reached[1 : len(hits) + 1], abs=1 + 0.001 * drafts)
+        printed = [round(count / drafts, 3) for count in reached[1 : len(hits) + 1]]
+        assert [count / drafts for count in hits] == approx(printed, abs=0.0005 + 1e-8)
+
+
 # Totals of six digits, as C++ prints them; counters by position stay whole.
 
 
