@@ -63,10 +63,8 @@ def test_lookup_looks_for_as_many_tokens_as_it_is_said_to():
 def test_guesses_that_are_split_again_may_be_more_than_were_told():
     """The benchmark is of the longest chain that was accepted; it is not refused when all is decoded."""
     target = Target(tiny_model())
-    setup, passes = (
-        Setup(target, PromptLookup(VOCABULARY), STOP),
-        {1: [[n] for n in range(6, 13)], 2: [[6], [7, 8, 9, 10], [11, 12]]},
-    )
+    setup = Setup(target, PromptLookup(VOCABULARY), STOP)
+    passes = {1: [[n] for n in range(6, 13)], 2: [[6], [7, 8, 9, 10], [11, 12]]}
 
     class Splitting(Recorded):
         def answer(self, prompts, draft, rows=1):

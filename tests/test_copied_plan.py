@@ -267,10 +267,8 @@ def test_halves_know_nothing_of_each_other():
 
 
 def test_processes_find_what_one_does(run, monkeypatch):
-    log, jobs = (
-        RequestLog.load(run.requests),
-        [(name, usual(name), "serial", None) for name in ("vllm:suffix", "openvino:prompt-lookup")],
-    )
+    log = RequestLog.load(run.requests)
+    jobs = [(name, usual(name), "serial", None) for name in ("vllm:suffix", "openvino:prompt-lookup")]
     with copied._replays(log) as many:
         alone = many(jobs)
     monkeypatch.setattr(copied, "IN_PROCESS", 0)

@@ -298,10 +298,8 @@ class TestContract:
     def test_the_tree_may_change_from_step_to_step(self, both, rule):
         target, drafter = both
         prompts = PROMPTS
-        decoder, drafts = (
-            Decoder(Setup(target, drafter, NEVER, rule)),
-            [PLAIN, Tree.chain(2), PLAIN, PLAIN, fitting(drafter, Tree.dense([2, 3]))],
-        )
+        decoder = Decoder(Setup(target, drafter, NEVER, rule))
+        drafts = [PLAIN, Tree.chain(2), PLAIN, PLAIN, fitting(drafter, Tree.dense([2, 3]))]
         decoder.prepare(prompts, drafts, 3)
         passes = decoder.answer(prompts, PLAIN, 3)
         next(passes)

@@ -192,11 +192,8 @@ def test_rotary_frequencies_keep_their_precision():
 def test_guesses_depend_on_their_depth_but_neither_on_how_deep_others_are_nor_on_masks_that_were_read_before():
     """Else the passes above would compare what no mask changes."""
     for name in ("p-eagle plain", "pard llama"):
-        slow = CASES[name].slow
-        drafter, hidden = (
-            CASES[name].make(),
-            torch.randn(6, 128, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
-        )
+        drafter, slow = CASES[name].make(), CASES[name].slow
+        hidden = torch.randn(6, 128, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         orders = [tuple(slow(drafter, [1, 2, 3, 4, 5, 6], hidden, 7, [9] * depth)) for depth in range(4)]
         assert len(set(orders)) == 4
         draft = drafter.start(1, 20)

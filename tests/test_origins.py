@@ -39,10 +39,8 @@ def run(tmp_path) -> RunDirectory:
     """A trace, and latencies of another engine at batch size 1."""
     run = RunDirectory(tmp_path / "my run")
     run.path.mkdir()
-    trace, made = (
-        random_trace(np.random.default_rng(0), [20] * 12, 3, 4),
-        {"model": "m", "dtype": "float32", "device": "cpu"},
-    )
+    trace = random_trace(np.random.default_rng(0), [20] * 12, 3, 4)
+    made = {"model": "m", "dtype": "float32", "device": "cpu"}
     replace(trace, meta={**trace.meta, "provenance": made}).save(run.trace)
     (tmp_path / "steps.csv").write_text(TABLE + rows(1))
     pipeline.profile_from_file(run, tmp_path / "steps.csv", runtime="vllm 0.11")

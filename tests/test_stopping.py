@@ -116,12 +116,8 @@ CHAINS = {name: Tree.chain(n) for n, name in enumerate(SECONDS)}
 def test_only_the_rival_that_loses_by_far_stops(tmp_path, rounds):
     blocks = decoded(tmp_path, CHAINS, rounds=rounds)
     whole = 24 * rounds
-    assert {name: len(some) for name, some in blocks.items()} == {
-        "plain": whole,
-        "chosen": whole,
-        "slow": 6,
-        "close": whole,
-    }
+    counts = {name: len(some) for name, some in blocks.items()}
+    assert counts == {"plain": whole, "chosen": whole, "slow": 6, "close": whole}
     assert {block.group for block in blocks["plain"][:6]} == {"a", "b"}  # what a look sees is of all groups
 
 
