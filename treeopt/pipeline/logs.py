@@ -186,8 +186,8 @@ def conversations_of(chains: Sequence[Chain]) -> NDArray[np.int32]:
 def chain_of(request: LoggedRequest, prompt: Sequence[int], answer: Sequence[int]) -> Chain:
     """Hashes of how a request begins, and of how later ones of its conversation do: as it was asked, and with its answer."""
     if request.conversation is not None:
-        name = hash((request.conversation,))
-        return [name], [name]
+        name = [hash((request.conversation,))]
+        return name, name
     if request.messages and not request.text:
         spoken = map(_identity, (*request.messages, *([request.answer] if request.answer else [])))
         chain = list(accumulate(spoken, lambda before, message: hash((before, message)), initial=0))
