@@ -239,6 +239,7 @@ REFUSED = {
         ({"acceptance_histogram": [0.2, 0.2, 0.18, 0.42]}, "valid integer"),
         ({"acceptance_histogram": {"many": 3}}, "under their number"),
         ({"acceptance_histogram": {"99999999999": 3}}, "under their number"))},
+    "a histogram that is a number": ([{"meta_info": {**meta_info(), "spec_correct_drafts_histogram": 5}}], "must be a valid array"),
     "the depth of trees": ([{"meta_info": meta_info(k=63)}], r"look like trees.*--speculative-eagle-topk 1"),
     "bench_serving": ([lines({"backend": "sglang", "max_concurrency": 8, "accept_length": 2.82})], SGLANG_MEANS),
     "bench_speculative": ([lines({"batch_size": 8, "steps": 3, "topk": 1, "acc_length": 2.82})], SGLANG_MEANS),

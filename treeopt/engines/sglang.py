@@ -146,7 +146,8 @@ def read_drafts(files: Sequence[File]) -> CountedDrafts:
     for content, path in files:
         records = [record for body in bodies(content) for record in records_in(body, PLACES)]
         check_lengths(records, path)
-        longest = max([longest, *(len(record.get("acceptance_histogram", ())) for record in records)])
+        histograms = [record.get("acceptance_histogram") for record in records]
+        longest = max([longest, *(len(counts) for counts in histograms if isinstance(counts, list | dict))])
     counts = read_requests(files, PLACES, ask=ASK, notes=[UNKNOWN_LENGTHS])
     refuse_trees(counts, longest - 1)
     return counts
