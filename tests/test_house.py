@@ -31,7 +31,7 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 LIGHT = {"treeopt.__version__"}  # what lies in treeopt/__init__.py for everybody
 LINES, BODY, PARAMETERS = 400, 60, 8
 # Lines of all Python files of a folder. They only fall: who raises one says why in CHANGELOG.md.
-SUMS = {"treeopt": 41_328, "tests": 30_016}
+SUMS = {"treeopt": 42_200, "tests": 30_900}
 SOURCES = {"RankTrace", "Calibration", "Probe"}
 
 
