@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from treeopt.arms.arm import Arm, Arms
 from treeopt.arms.choices import decide_arms
 from treeopt.arms.groups import apart, merged
-from treeopt.arms.tuned import columns_of, engine_of, launch_lines
+from treeopt.arms.tuned import columns_of, engine_of_all, launch_lines
 from treeopt.errors import InvalidInput
 from treeopt.report.arms_table import headline, markdown
 
@@ -150,8 +150,8 @@ def test_minutes_of_the_next_run_are_by_its_speed():
 
 
 def test_engine_is_told_by_the_arms():
-    assert engine_of(Arms(arms=(arm(about={"engine": "llama.cpp (fork)"}),))) == "llama-cpp"
-    assert engine_of(Arms(arms=(arm(about={"engine": "vLLM"}), arm(about={"engine": "SGLang"})))) is None
+    assert engine_of_all(Arms(arms=(arm(about={"engine": "llama.cpp (fork)"}),))) == "llama-cpp"
+    assert engine_of_all(Arms(arms=(arm(about={"engine": "vLLM"}), arm(about={"engine": "SGLang"})))) is None
 
 
 def test_launch_line_has_the_lengths_by_concurrency():

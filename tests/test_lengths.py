@@ -187,7 +187,7 @@ def test_requests_set_the_length_where_drafts_follow(tmp_path, follows):
         ("vllm serve M {options}", (), "has no {port}"),
         ("vllm serve M --port {port}", (), "must have the options of speculation"),
         ("vllm serve M --port {port} {options}", (), "must have the options of speculation"),
-        ("serve --spec-tokens 3 --port {port}", ("--engine", "none"), "whose server"),
+        ("serve --spec-tokens 3 --port {port}", ("--engine", "none"), "must be one of llama-cpp"),
         ("vllm serve M --spec-tokens 3 --port {port}", ("--lengths", "two"), "whole numbers"),
     ],
 )

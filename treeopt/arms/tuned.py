@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -17,7 +16,7 @@ from treeopt.arms.tools import read_sweep, read_tool
 from treeopt.engines.base import About
 from treeopt.engines.measured.files import load_file
 from treeopt.engines.plans import write_served
-from treeopt.engines.registry import ENGINES, engine_named, method_of
+from treeopt.engines.registry import ENGINES, engine_named, engine_of, method_of
 from treeopt.errors import InvalidInput, meant
 from treeopt.records.display import Displayed
 from treeopt.records.drafters import kind_of_name
@@ -85,7 +84,7 @@ class TunedArms(Displayed):
 
 def tune_arms(arms: Arms, options: TableOptions = AS_THE_FILES_SAY) -> TunedArms:
     """Decide among settings that were run."""
-    engine = engine_named(options.engine).name if options.engine else engine_of(arms)
+    engine = engine_named(options.engine) if options.engine else engine_of_all(arms)
     noise = options.noise and options.noise / 100
     decided = decide_arms(arms, lengths=options.lengths, noise=noise, tpot_limit=options.tpot_limit)
     setting = None if options.served is None else _setting(options.served, decided)
@@ -109,11 +108,10 @@ def _setting(name: str, decided: Decided) -> tuple[str, int | None]:
     return settings[name]
 
 
-def engine_of(arms: Arms) -> str | None:
-    """The engine that all arms name, by treeopt's name; None where they name none, or several."""
-    named = {re.sub(r"[^a-z]", "", arm.about.get("engine", "").lower()) for arm in arms.arms}
-    found = {name for name in ENGINES for text in named if text.startswith(name.replace("-", ""))}
-    return found.pop() if len(found) == 1 else None
+def engine_of_all(arms: Arms) -> str | None:
+    """The engine that the arms name; None where they name none, or several."""
+    engines = {engine_of(arm.about.get("engine", "")) for arm in arms.arms} - {None}
+    return engines.pop() if len(engines) == 1 else None
 
 
 def launch_lines(decided: Decided, engine: str | None, kind: str | None = None) -> tuple[list[str], list[str]]:

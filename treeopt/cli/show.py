@@ -191,7 +191,7 @@ def _list(names: Sequence[str], as_json: bool) -> None:
         every = {topic: list(entries) for topic, entries in topics.items()}
         show_result(every, _lines({topic: ", ".join(every[topic]) or "none" for topic in every}), as_json)
     elif topic == "engines":
-        engines = {name: engine_named(name) for name in others} or ENGINES
+        engines = {name: ENGINES[name] for name in map(engine_named, others)} or ENGINES
         table = method_table(*engines.values()) if others else engine_table(engines)
         show_result({"engines": records(engines)}, table, as_json)
     else:

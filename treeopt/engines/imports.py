@@ -5,6 +5,7 @@ become the `Calibration` of a chain; tables become one of heads.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from treeopt.engines.measured import rates as printed_rates
 from treeopt.engines.measured import tables
 from treeopt.engines.measured.files import Measurement, load_file
 from treeopt.engines.measured.rates import MEANINGS, Meaning
-from treeopt.engines.registry import ENGINES
-from treeopt.errors import InvalidInput, meant
+from treeopt.engines.registry import ENGINES, engine_named
+from treeopt.errors import InvalidInput, Unsupported, meant
 from treeopt.records.drafters import COUNTED
 
+ARMS, SHARDS, TREE = "arms", "shards", "tree"  # what treeopt import reads besides measurements
 FORMATS = {  # kinds of files that are of no engine
     "csv": Kind("CSV with a column 'head' in its first line", tables.is_table, tables.read_table, ("trials", "rates")),
     "rates": Kind("the rates by position of a training log of EAGLE", printed_rates.is_rates, printed_rates.read_rates),
@@ -27,14 +29,23 @@ _OF_ENGINES = {name: kind for engine in ENGINES.values() for name, kind in engin
 KINDS: dict[str, Kind] = FORMATS | dict(sorted(_OF_ENGINES.items(), key=lambda item: item[1].takes_others))
 
 
-def kind_of(content: object) -> str | None:
-    """The first kind that a file's content matches; None where it matches none."""
-    return next((name for name, candidate in KINDS.items() if candidate.matches(content)), None)
-
-
 def kind_of_file(path: Path) -> str | None:
-    """The kind of a file; None for a folder, and for a file that is of no kind."""
-    return None if path.is_dir() else kind_of(load_file(path))
+    """The first kind that a file's content matches; None for a folder, and for a file that is of no kind."""
+    if path.is_dir():
+        return None
+    content = load_file(path)
+    return next((name for name, kind in KINDS.items() if kind.matches(content)), None)
+
+
+def kinds_named(name: str) -> Mapping[str, Kind]:
+    """The kinds that a name means: that kind, or those of an engine."""
+    if name in KINDS:
+        return {name: KINDS[name]}
+    engines = [engine.name for engine in ENGINES.values() if engine.imports]
+    with suppress(Unsupported):
+        return ENGINES[engine_named(name, engines)].imports
+    names = (*KINDS, ARMS, SHARDS, TREE)
+    raise InvalidInput(f"`kind` must be one of {', '.join(names)}, but got {name!r}.{meant(name, names)}")
 
 
 def read_measurement(
@@ -55,22 +66,23 @@ def read_measurement(
     tokens  : emitted by all steps of counted drafts, for steps without a draft
     """
     options: dict[str, Any] = {"trials": trials, "rates": rates, "tokens": tokens}
-    known: list[tuple[str, str | None, Mapping[str, object]]]
-    known = [("kind", kind, KINDS), ("drafter", drafter, COUNTED), ("rates", rates, MEANINGS)]
+    known: list[tuple[str, str | None, Sequence[str]]]
+    known = [("drafter", drafter, tuple(COUNTED)), ("rates", rates, tuple(MEANINGS))]
     for parameter, value, names in known:
         if value is not None and value not in names:
             raise InvalidInput(
                 f"`{parameter}` must be one of {', '.join(names)}, but got {value!r}.{meant(value, names)}"
             )
+    kinds = KINDS if kind is None else kinds_named(kind)
     paths = [paths] if isinstance(paths, Path) else list(paths)
     files = [(load_file(path), path) for path in paths]
-    if kind is None:
-        kind = next(filter(None, (kind_of(content) for content, _ in files)), None)
-    if kind is None:
+    matching = [name for content, _ in files for name in kinds if KINDS[name].matches(content)]
+    if kind is None and not matching:
         raise InvalidInput(
             f"{paths[0]} must be of a kind that treeopt import knows ({', '.join(KINDS)}), but looks like none: "
             "say which with `kind`."
         )
+    kind = [*matching, *kinds][0]
     reader = KINDS[kind]
     for content, path in files:
         if not reader.matches(content):

@@ -54,7 +54,7 @@ class Export:
 
 def prepare(plan: Plan, engine: str, options: ExportOptions = AS_PLANNED) -> Export:
     """The parts of a plan for an engine. Raises InvalidInput if the plan has no draft that the engine takes."""
-    engine = engine_named(engine).name
+    engine = engine_named(engine)
     method = method_for_plan(plan, engine, options.method)
     about, served = about_plan(plan), plan.ranges(method)
     plan_served = plan.served_by(method)

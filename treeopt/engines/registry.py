@@ -1,12 +1,17 @@
 """All engines, read from this folder. A new engine is a file with `ENGINE` or `ENGINES`; nothing else knows its name."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
+from typing import TypeVar
 
 from treeopt.engines.base import Method, ServingEngine
 from treeopt.errors import InvalidInput, Unsupported, meant
+from treeopt.files.options import Options, with_given
+
+O = TypeVar("O", bound=Options)  # noqa: E741
 
 MARK = re.compile(r"^(ENGINES?) = ", re.M)  # in the file of an engine
 
@@ -21,21 +26,63 @@ def _engines() -> Iterable[ServingEngine]:
 ENGINES: dict[str, ServingEngine] = {
     engine.name: engine for engine in sorted(_engines(), key=lambda engine: engine.name)
 }
-ALIASES = {"trtllm": "tensorrt-llm", "arctic": "vllm"}  # beside the names themselves, however they are spelt
+ALIASES = {"trtllm": "tensorrt-llm", "arctic": "vllm"}  # beside names, titles and servers
 
 
-def engine_named(name: str) -> ServingEngine:
-    """The engine that a name means. Raises Unsupported for a name that means none.
+def engine_named(name: str, known: Collection[str] = tuple(ENGINES)) -> str:
+    """The one of the known engines that a name means, however it is spelt. Raises Unsupported for a name that means none.
 
-    >>> [engine_named(name).name for name in ("TensorRT-LLM", "trtllm", "llama.cpp", "vLLM", "arctic")]
+    >>> [engine_named(name) for name in ("TensorRT-LLM", "trtllm", "llama.cpp", "vLLM", "arctic")]
     ['tensorrt-llm', 'tensorrt-llm', 'llama-cpp', 'vllm', 'vllm']
+    >>> engine_named("trt", known=["vllm", "rtp-llm", "tensorrt-llm"])
+    Traceback (most recent call last):
+    treeopt.errors.Unsupported: engine must be one of vllm, rtp-llm, tensorrt-llm, but got 'trt'. Did you mean 'tensorrt-llm'?
     """
-    names = {known.replace("-", ""): known for known in ENGINES} | ALIASES
-    letters = re.sub(r"[^a-z0-9]", "", name.lower())
-    if letters not in names:
-        likeliest = meant(name.lower(), ENGINES)
-        raise Unsupported(f"An engine must be one of {', '.join(ENGINES)}, but got {name!r}.{likeliest}")
-    return ENGINES[names[letters]]
+    letters, spellings = _letters(name), _spellings(known)
+    if letters in spellings:
+        return spellings[letters]
+    begun = [spelling for spelling in spellings if letters and spelling.startswith(letters)]
+    near = begun or get_close_matches(letters, spellings, 1)
+    likeliest = engine_of(name, known) or (spellings[min(near, key=len)] if near else None)
+    hint = f" Did you mean {likeliest!r}?" if likeliest else ""
+    raise Unsupported(f"`engine` must be one of {', '.join(known)}, but got {name!r}.{hint}")
+
+
+def engine_of(runtime: str, known: Collection[str] = tuple(ENGINES)) -> str | None:
+    """The engine whose name a runtime's begins with; None where it begins with none.
+
+    >>> engine_of("vLLM 0.26"), engine_of("TRT-LLM 1.2"), engine_of("mine")
+    ('vllm', 'tensorrt-llm', None)
+    """
+    letters, spellings = _letters(runtime), _spellings(known)
+    begins = [spelling for spelling in spellings if letters.startswith(spelling)]
+    return spellings[max(begins, key=len)] if begins else None
+
+
+def runtime_named(name: str) -> str:
+    """A runtime's name: that of an engine where it means one, else as it is.
+
+    >>> runtime_named("vLLM"), runtime_named("vllm-0.11")
+    ('vllm', 'vllm-0.11')
+    """
+    return _spellings(tuple(ENGINES)).get(_letters(name), name)
+
+
+def with_engine(options: O, known: Collection[str] = tuple(ENGINES)) -> O:
+    """Options with the engine that theirs means; as they are where they name none."""
+    name = options.given.get("engine")
+    return options if name is None else with_given(options, engine=engine_named(name, known))
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _spellings(known: Collection[str]) -> dict[str, str]:
+    """Each way to write an engine, in lower-case letters and digits, to its name."""
+    titles = {title: name for name, engine in ENGINES.items() for title in (engine.title, engine.server)}
+    names = {**titles, **ALIASES, **{name: name for name in known}}
+    return {_letters(spelling): name for spelling, name in names.items() if spelling and name in known}
 
 
 def method_of(engine: str, drafter: str | None = None, method: str | None = None) -> Method:
@@ -50,7 +97,7 @@ def method_of(engine: str, drafter: str | None = None, method: str | None = None
     treeopt.errors.InvalidInput: tgi runs drafters of the kinds medusa, ngram, but this drafter is redrafter. It runs in \
 redrafter.
     """
-    serving = engine_named(engine)
+    serving = ENGINES[engine_named(engine)]
     methods = {candidate.name: candidate for candidate in serving.methods}
     if method is not None and method not in methods:
         raise Unsupported(

@@ -14,7 +14,7 @@ from multiprocessing import get_context
 import numpy as np
 
 from treeopt.engines.copied import KIND
-from treeopt.engines.registry import engine_named
+from treeopt.engines.registry import ENGINES, engine_named
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.growth.rates import Rates
 from treeopt.latency.costs import StepCosts
@@ -55,7 +55,7 @@ def search_copied(run: RunDirectory, options: SearchOptions, trees: TreeLimits) 
     timed, latencies = find_latencies(run, options.profile, own=True) or (None, None)
     sizes = list(batch_sizes or (latencies.batch_sizes if latencies else (1,)))
     drafters = asked_drafters(engine, trees.method)
-    named = PlannedEngine(name=engine_named(engine).name, method=KIND) if engine else None
+    named = PlannedEngine(name=engine_named(engine), method=KIND) if engine else None
     request = PlanRequest(Limits(options.budget), sizes, context=options.context, engine=named)
     costs = costs_of(latencies, request, log.usual_context)
     check_rows(costs)
@@ -65,11 +65,8 @@ def search_copied(run: RunDirectory, options: SearchOptions, trees: TreeLimits) 
 
 def asked_drafters(engine: str | None, method: str | None) -> list[str]:
     """The drafters of an engine, or that of its ``method``; InvalidInput for an engine that has none."""
-    names = drafters_of(None)
-    every = drafters_of(engine)
-    if engine and not every:
-        every = [name for name in names if engine_named(name.partition(":")[0]) is engine_named(engine)]
-    engines = sorted({name.partition(":")[0] for name in names})
+    engines = sorted({name.partition(":")[0] for name in drafters_of(None)})
+    every = drafters_of(engine and engine_named(engine, {*engines, *ENGINES}))
     if not every:
         raise InvalidInput(
             f"No drafter of {engine} that copies text is replayed: search for one of {', '.join(engines)}."

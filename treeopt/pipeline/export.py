@@ -8,7 +8,7 @@ from pathlib import Path
 
 from treeopt.engines.base import About, Written
 from treeopt.engines.plans import AS_PLANNED, has_dynamic, method_for_plan, prepare, write_served
-from treeopt.engines.registry import engine_named, method_of, runners
+from treeopt.engines.registry import engine_named, engine_of, method_of, runners
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.notes import note
 from treeopt.files.places import located
@@ -46,7 +46,7 @@ def export(
 
     A stale plan is exported ``anyway`` only.
     """
-    engine = engine_named(engine).name
+    engine = engine_named(engine)
     folder = run.export / engine
     if tree is not None:
         written = _export_tree(run, engine, named_tree(tree, batch_size=options.batch_size), options, heads)
@@ -121,7 +121,7 @@ def export_to(
     notes += by_batch_size({size: part.notes for size, part in parts.items()})
     name = prepared.method.engine
     timed_in = str((plan.runtime or {}).get("name") or name)
-    if not timed_in.startswith(name):
+    if engine_of(timed_in) != name:
         notes.append(
             f"The plan was made with step latencies of {timed_in}. Steps take another time in {name}, and "
             "another size may be faster there."

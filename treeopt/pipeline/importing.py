@@ -11,7 +11,7 @@ import numpy as np
 from treeopt import __version__
 from treeopt.arms.arm import Arms
 from treeopt.arms.tuned import columns_of, keep_arms, read_arms, read_results
-from treeopt.engines.imports import kind_of_file, read_measurement
+from treeopt.engines.imports import ARMS, SHARDS, TREE, kind_of_file, read_measurement
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files.storage import sha256_of
 from treeopt.pipeline.calibrate import summary
@@ -25,7 +25,6 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.trees.tree import Tree
 
-ARMS, TREE, SHARDS = "arms", "tree", "shards"  # kinds of what is imported, besides those of accuracies
 AS_WRITTEN = ImportOptions()
 
 

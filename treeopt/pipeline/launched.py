@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from treeopt import demo
 from treeopt.engines.base import About
 from treeopt.engines.plans import Export, prepare, write_served
+from treeopt.engines.registry import engine_named
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.journal import Journal
 from treeopt.files.notes import note
@@ -92,17 +93,19 @@ def check_heeded(options: Mapping[str, Any], names: Collection[str] = HEEDED) ->
         )
 
 
-def _engine_of(plan: Plan, asked: str | None) -> str:
-    """The engine that is asked for, or that the plan is for; Unsupported or InvalidInput where its servers cannot be asked."""
+def _engine_of(plan: Plan, engine: str | None) -> str:
+    """The engine that is named, or that the plan is for; Unsupported where its servers cannot be asked."""
     if rule_of(plan.acceptance) != "greedy":
         raise Unsupported("`launch` asks servers for greedy answers, but the plan is for another rule of acceptance.")
     planned = plan.constraint.engine if plan.constraint else None
-    name = asked or (planned.name if planned else "")
-    if name not in LAUNCHABLE:
-        raise InvalidInput(
-            f"`engine` must say whose server `launch` starts, {' or '.join(LAUNCHABLE)}, but got {name!r}."
-        )
-    return name
+    return engine_of_server(engine or (planned.name if planned else ""), LAUNCHABLE)
+
+
+def engine_of_server(name: str, known: Sequence[str]) -> str:
+    """The one of the known engines that a name means; InvalidInput where nothing names one."""
+    if not name:
+        raise InvalidInput(f"`engine` must say whose server `launch` starts: {', '.join(known)}.")
+    return engine_named(name, known)
 
 
 @dataclass(frozen=True)

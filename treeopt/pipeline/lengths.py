@@ -29,7 +29,7 @@ from treeopt.files.journal import Journal
 from treeopt.files.notes import note
 from treeopt.files.shell import command_line, split_template
 from treeopt.pipeline.bench import evenly, usual_prompts
-from treeopt.pipeline.launched import HEEDED, asked_of, check_heeded, conversations_of
+from treeopt.pipeline.launched import HEEDED, asked_of, check_heeded, conversations_of, engine_of_server
 from treeopt.pipeline.session import resolve
 from treeopt.records.options import BenchOptions, Server, Source
 from treeopt.records.rundir import RunDirectory
@@ -69,12 +69,7 @@ class Sweep:
         programs = {name: engine.options.program for name, engine in ENGINES.items() if engine.options}
         command = command_line(*self.launcher.words)
         named = [name for name, program in programs.items() if re.search(program, command)]
-        name = self.engine or "".join(named[:1])
-        if name not in programs:
-            raise InvalidInput(
-                f"`engine` must say whose server `launch` starts, {', '.join(programs)}, but got {name!r}."
-            )
-        return name
+        return engine_of_server(self.engine or "".join(named[:1]), list(programs))
 
     @property
     def speculation(self) -> Speculation:

@@ -26,7 +26,7 @@ from treeopt.records.benchmark import Benchmark
 from treeopt.records.options import BenchOptions, CalibrateOptions, LineOptions, ProfileOptions, SearchOptions, Source
 from treeopt.records.plan import Plan
 from treeopt.records.pools import RANKS_ALONE, USUAL, USUAL_OF_BLOCKS
-from treeopt.records.rundir import RunDirectory
+from treeopt.records.rundir import STEPWISE, RunDirectory
 from treeopt.report import figures
 from treeopt.report.page import write_report
 from treeopt.report.terminal import progress
@@ -43,10 +43,10 @@ def run_line(
 
     Dynamic trees are recorded for drafters that an engine grows them of, trees over marginals for those of blocks.
     """
-    from treeopt.engines.registry import methods_for
+    from treeopt.engines.registry import methods_for, with_engine
     from treeopt.records.drafters import BLOCKS
 
-    kind = session.drafter.kind
+    wanted, kind = with_engine(wanted, STEPWISE), session.drafter.kind
     counts = (
         USUAL
         if any(method.limits.dynamic for method in methods_for(kind))

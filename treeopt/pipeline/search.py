@@ -124,7 +124,7 @@ def request_of(
     if engine is None:
         request = PlanRequest(given, sizes, context=options.context, measured_only=trees.measured_only, lengths=served)
         return request, [ONE_BLOCK] if served else []
-    engine = engine_named(engine).name
+    engine = engine_named(engine)
     way = way_for(engine, trees.method, sizes, record, latencies)
     limits = limits_for(engine, way, given, trees)
     kept, left_out = sizes_for(engine, way, sizes, asked=batch_sizes is not None)

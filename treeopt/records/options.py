@@ -292,11 +292,7 @@ class LineOptions(Options):
 
     batch_sizes: Sequence[int] = option(BATCH_SIZES, (1,), least=1, flag="--batch-size", common=True)
     budget: int = option(BUDGET, 64, least=1, common=True)
-    engine: str | None = option(
-        "time, plan for and decode in this runtime",
-        choices=("openvino", "openvino-int8", "openvino-default", "openvino-int8-default", "vllm"),
-        common=True,
-    )
+    engine: str | None = option(f"time, plan for and decode in this runtime: {ENGINES_THAT_RUN}", common=True)
     num_prompts: int = option("prompts to calibrate on", 128, least=1, common=True)
     max_new_tokens: int = option("longest answer", 128, least=1, common=True)
     bench_prompts: int | None = option("held-out prompts; by default 64, or 10 a row", least=1)

@@ -30,6 +30,7 @@ ENGINES = {  # other runtimes on this machine, and the functions of `treeopt.run
     "openvino-int8-default": "openvino:in_int8_own",
     "vllm": "vllm:Vllm",
 }
+STEPWISE = tuple(name for name in ENGINES if name != "transformers")  # which decode step by step
 LAUNCHED = "launched"  # the servers that a user's command started
 LAUNCHABLE = ("vllm", "llama-cpp")  # the engines of such servers, which count drafts by position
 DECODERS = (*ENGINES, LAUNCHED)  # runtimes of benchmarks, besides treeopt's own

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from treeopt.engines.registry import runtime_named
 from treeopt.engines.sglang import SpeculationTimed
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.bounds import limit_rows, loads
@@ -99,7 +100,7 @@ def profile_from_file(
     calibrated = find_accuracies(run)
     result = result.as_deep_as(calibrated[1].num_heads if calibrated else NUM_HEADS)
     made = replace(Provenance.here(), machine=None, versions=None)  # which a file does not tell
-    result.runtime["name"] = runtime or file.stem
+    result.runtime["name"] = runtime_named(runtime or file.stem)
     check_can_join(run, result.runtime, made, overwrite=overwrite)
     result.info.update(measures="step", provenance=made.record, inputs=inputs_of(file))
     timings = (*result.points, *result.autoregressive)

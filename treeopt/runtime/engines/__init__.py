@@ -2,6 +2,7 @@
 
 from importlib import import_module
 
+from treeopt.engines.registry import engine_named
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.records.rundir import ENGINES
 from treeopt.runtime.decode import Decoder
@@ -16,8 +17,7 @@ def open_stepper(name: str | None, setup: Setup, python: str | None = None) -> S
     """
     if name is None:
         return Decoder(setup)
-    if name not in ENGINES:
-        raise Unsupported(f"`engine` must be one of {', '.join(ENGINES)}, but got {name!r}.")
+    name = engine_named(name, tuple(ENGINES))
     place, _, function = ENGINES[name].partition(":")
     module = import_module(f"{__name__}.{place}")
     assert setup.drafter is not None, "an engine guesses by a drafter"
