@@ -109,6 +109,7 @@ def test_copied_text():
     """A search among drafters of text takes any spelling; arctic is a family of them beside vllm."""
     assert asked_drafters("Arctic", None) == ["arctic:suffix"]
     assert asked_drafters("vLLM", "suffix") == ["vllm:suffix"]
+    assert asked_drafters("llama-cpp", None) == asked_drafters("llama.cpp", None) != []
 
 
 @pytest.mark.parametrize(

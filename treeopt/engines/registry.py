@@ -81,8 +81,8 @@ def _letters(name: str) -> str:
 def _spellings(known: Collection[str]) -> dict[str, str]:
     """Each way to write an engine, in lower-case letters and digits, to its name."""
     titles = {title: name for name, engine in ENGINES.items() for title in (engine.title, engine.server)}
-    names = {**titles, **ALIASES, **{name: name for name in known}}
-    return {_letters(spelling): name for spelling, name in names.items() if spelling and name in known}
+    others = {_letters(other): name for other, name in {**titles, **ALIASES}.items() if other and name in known}
+    return others | {_letters(name): name for name in known}
 
 
 def method_of(engine: str, drafter: str | None = None, method: str | None = None) -> Method:

@@ -66,7 +66,7 @@ def search_copied(run: RunDirectory, options: SearchOptions, trees: TreeLimits) 
 def asked_drafters(engine: str | None, method: str | None) -> list[str]:
     """The drafters of an engine, or that of its ``method``; InvalidInput for an engine that has none."""
     engines = sorted({name.partition(":")[0] for name in drafters_of(None)})
-    every = drafters_of(engine and engine_named(engine, {*engines, *ENGINES}))
+    every = drafters_of(engine and engine_named(engine, [*ENGINES, *engines]))
     if not every:
         raise InvalidInput(
             f"No drafter of {engine} that copies text is replayed: search for one of {', '.join(engines)}."
