@@ -42,7 +42,7 @@ def option(batch_size: int, throughput: list[float], tied: list[int]) -> tuple[T
     known = np.ones(len(rates), dtype=bool)
     c = Table(batch_size, 1, CANDIDATES[: len(rates)], rates, rates[:, None], ms, ms[:, None], known, known, known)
     best = int(rates.argmax())
-    return c, Selection(best, np.array(sorted({best, *tied})), None)
+    return c, Selection(best, np.array(sorted({best, *tied})), None, plain=0)
 
 
 @given(st.lists(st.tuples(st.permutations([1.0, 1.1, 1.2, 1.3]), st.sets(st.integers(0, 3))), min_size=1, max_size=6))
@@ -51,11 +51,13 @@ def test_ranges_are_the_fewest_that_tied_trees_allow(cases):
     options, selections = [c for c, _ in pairs], [s for _, s in pairs]
     found = schedule_of(pairs)
     chosen = [s.chosen for s in selections]
-    allowed = [{i for i, key in enumerate(chosen) if key in s.tied} for s in selections]  # entries by option
+    pays = [c.throughput >= c.throughput[0] for c in options]
+    allowed = [{i for i, key in enumerate(chosen) if key in s.tied and pays[b][key]} for b, s in enumerate(selections)]
     assert [part.first for part in found] == sorted({1, *(part.first for part in found)})
     for c, serving in zip(options, allowed, strict=True):
         part = next(p for p in found if p.first <= c.batch_size and (p.last or 1e9) >= c.batch_size)
         assert part.entry in serving
+        assert c.throughput[chosen[part.entry]] >= c.throughput[0], "no range speculates where plain decoding is faster"
     fewest = next(
         n
         for n in range(1, len(cases) + 1)

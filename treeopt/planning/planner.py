@@ -5,7 +5,7 @@ are measured, so both have noise; `treeopt.planning.select` says what it cannot 
 
 A schedule says which batch sizes get which draft, in ranges, merged where the data cannot tell the difference.
 A range has one draft for all its batch sizes. It may be another than the best of some of them as long as it
-is tied with it there; what it costs by the estimates is the range's loss.
+is tied with it there, and not slower than plain decoding; what it costs by the estimates is the range's loss.
 
 Between two batch sizes that were searched, step latencies are interpolated on a straight line. A range ends there
 where the next one's draft becomes faster by that estimate.
@@ -189,10 +189,11 @@ def _fewest(losses: list[dict[int, float]]) -> list[tuple[int, int]]:
 
 
 def _losses(table: Table, selection: Selection, chosen: Sequence[Candidate]) -> dict[int, float]:
-    """Loss at this batch size of every entry whose draft is tied for best there."""
-    own = float(table.throughput[selection.chosen])
+    """Loss at this batch size of every entry that can serve it: its draft is tied for best there, and no slower than plain."""
+    best, least = float(table.throughput[selection.chosen]), float(table.throughput[selection.plain])
     tied = {table.candidates[i]: float(table.throughput[i]) for i in (*selection.tied.tolist(), selection.chosen)}
-    return {i: max(0.0, 1 - tied[candidate] / own) for i, candidate in enumerate(chosen) if candidate in tied}
+    able = {candidate: rate for candidate, rate in tied.items() if candidate.size == 1 or rate >= least}
+    return {i: max(0.0, 1 - able[candidate] / best) for i, candidate in enumerate(chosen) if candidate in able}
 
 
 def _change(low: Table, high: Table, before: Candidate, after: Candidate) -> int:

@@ -26,11 +26,13 @@ class Selection:
     chosen    : of the tied ones that cost at most `NEGLIGIBLE` throughput a fixed one, a timed one, and the smallest
     tied      : all that the data cannot tell from the fastest
     runner_up : the fastest of another size; None where there is no other, or no latency is known
+    plain     : the lone root that could have been chosen
     """
 
     chosen: int
     tied: IntArray
     runner_up: int | None
+    plain: int
 
 
 def select_all(tables: Sequence[Table]) -> list[Selection]:
@@ -54,8 +56,10 @@ def select(table: Table, *, has_drafter: bool = False) -> Selection:
     if table.context is None:
         grown = np.where(table.groups == GROWN, table.sizes, 1)
         chosen = int(np.lexsort((table.sizes, -table.rates.round(3), -grown))[0])
-        return Selection(chosen, np.array([chosen]), None)
-    barred = table.plain if has_drafter and table.idle is not None else table.idle
+        return Selection(chosen, np.array([chosen]), None, table.plain)
+    plain, barred = table.plain, table.idle
+    if has_drafter and table.idle is not None:
+        plain, barred = table.idle, table.plain
     can = np.arange(len(table.candidates)) != barred
     total, draws = table.throughput * can, table.throughput_draws * can[:, None]
     fastest = int(total.argmax())
@@ -64,7 +68,8 @@ def select(table: Table, *, has_drafter: bool = False) -> Selection:
     tied = np.array([i for i in near if i == fastest or ((draws > draws[i]).mean(axis=1) < CERTAIN).all()])
     is_fixed = np.isin(table.groups[tied], FIXED_BEFOREHAND)
     tied = tied[np.lexsort((-total[tied], table.sizes[tied], ~table.timed[tied], ~is_fixed))]
-    chosen = int(tied[(total[tied] >= (1 - NEGLIGIBLE) * total[fastest]).argmax()])
+    least = max((1 - NEGLIGIBLE) * total[fastest], total[plain])
+    chosen = int(tied[(total[tied] >= least).argmax()])
     others = np.flatnonzero(table.sizes != table.sizes[chosen])
     runner_up = int(others[total[others].argmax()]) if len(others) else None
-    return Selection(chosen, tied, runner_up)
+    return Selection(chosen, tied, runner_up, plain)
