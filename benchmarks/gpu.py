@@ -4,7 +4,6 @@ tests      those that are marked gpu
 exactness  texts by trees against those of plain decoding, in float32 and bfloat16
 SHAPE      steps of a model with random weights: treeopt's own ("eager"), and whole steps on a static cache, each tree's and
            the plain one replayed as a CUDA graph ("graphs"); beside the roofline, with the memory that they take
-compiled   steps of the smallest shape as `treeopt profile --compile` takes them
 
 Every part is a process with a time limit of its own and writes each figure when it has it: a part that was cut off leaves what
 it measured, and goes on from there when it is started again. Behind every part profiles, their table and the page are written.
@@ -27,8 +26,8 @@ NEEDED = (
     "click", "filelock", "hypothesis", "networkx", "numpy", "pydantic", "pytest", "rich", "safetensors", "scipy", "torch",
     "transformers",
 )  # fmt: skip
-MINUTES = {"tests": 2.5, "exactness": 3.0, "llama-7b": 6.5, "llama-1b": 4.5, "llama-13b": 5.5, "compiled": 3.0}
-DRY_MINUTES = {"tests": 0.25, "exactness": 0.25, "tiny": 0.25, "compiled": 0.25}
+MINUTES = {"tests": 2.5, "exactness": 3.0, "llama-7b": 6.5, "llama-1b": 4.5, "llama-13b": 5.5}
+DRY_MINUTES = {"tests": 0.25, "exactness": 0.25, "tiny": 0.25}
 START_S, GRACE_S = 15, 45  # that a part has to start, and beyond its time before it is killed
 
 
@@ -46,8 +45,6 @@ def run(out: Path, minutes: float, dry: bool) -> list[str]:
 
     shares, end, wrong = DRY_MINUTES if dry else MINUTES, time.monotonic() + 60 * minutes, []
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    if dry:  # compiling takes longer than all else: all but the compiler runs
-        environment["TORCHDYNAMO_DISABLE"] = "1"
     for i, (name, share) in enumerate(shares.items()):
         seconds = max((end - time.monotonic()) * share / sum([*shares.values()][i:]) - START_S * (not dry), 1.0)
         print(f"== {name}, {seconds:.0f} s", flush=True)

@@ -17,7 +17,7 @@ from treeopt.latency.roofline import Step, step_ms
 from treeopt.records.profile import LatencyProfile, StepTiming
 
 ROOT = Path(__file__).resolve().parents[1]
-WAYS = ("eager", "graphs", "compiled")
+WAYS = ("eager", "graphs")
 Figures = list[dict[str, Any]]
 
 
@@ -27,7 +27,7 @@ def write_page(measured: Path, root: Path) -> None:
     profiles = {}
     for file in sorted(measured.glob("*/profile.json")):
         shape, _, way = file.parent.name.rpartition("-")
-        roofs = next(figure for figure in known.get(shape, known.get("compiled", [])) if figure.get("kind") == "roofs")
+        roofs = next(figure for figure in known.get(shape, []) if figure.get("kind") == "roofs")
         profiles[shape, way] = (
             f"{shape}--{folder_name(roofs['device']).lower()}-bfloat16-{way}",
             LatencyProfile.load(file),
@@ -143,9 +143,7 @@ def shape_lines(measured: Path, shape: str, known: Mapping[str, Figures], profil
             found += ["–", "–"] if ms is None else [f"{ms:.2f}", f"{ms / median_latency(reference.step_ms).ms:.2f}"]
         return found
 
-    figures = [
-        f for f in (*known.get(shape, []), *known.get("compiled", [])) if f.get("way") in ways and f["batch_size"]
-    ]
+    figures = [f for f in known.get(shape, []) if f.get("way") in ways and f["batch_size"]]
     weights = figures[0]["weight_bytes"]
     return [
         f"## {shape}", "",

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -139,18 +138,15 @@ def compare_texts(part: Part, dtype: str, shape: ModelShape | None) -> None:
         part.add(**key, equal=same, compared=count, tokens_per_step=tokens_per_step, **wrong)
 
 
-def run_shape(part: Part, *, compiled: bool = False) -> None:
+def run_shape(part: Part) -> None:
     """Steps of a shape at every setting, in every way; the time that is left is shared by those that are left."""
-    shapes = {shape.name: shape for shape in part.sizes["shapes"]}
-    shape = min(shapes.values(), key=lambda shape: shape.width) if compiled else shapes[part.name]
+    shape = next(shape for shape in part.sizes["shapes"] if shape.name == part.name)
     session = part.open(shape, "bfloat16")
     if not part.knows(kind="roofs"):
         part.add(kind="roofs", shape=shape.name, **roofs(session, part.sizes["square"]))
     named = next(figure for figure in part.found if figure.get("kind") == "roofs")["roofline"]
-    ways = (
-        {"compiled": partial(time_eager, compiled=True)} if compiled else {"graphs": time_graphs, "eager": time_eager}
-    )
-    asked = list(product(part.sizes["settings"][:1] if compiled else part.sizes["settings"], ways))
+    ways = {"graphs": time_graphs, "eager": time_eager}
+    asked = list(product(part.sizes["settings"], ways))
     for i, ((batch_size, context), way) in enumerate(asked):
         key, run = (
             {"batch_size": batch_size, "context_tokens": context, "way": way},
@@ -181,13 +177,10 @@ def run_shape(part: Part, *, compiled: bool = False) -> None:
             torch.cuda.empty_cache()
 
 
-def time_eager(
-    part: Part, run: RunDirectory, session: Session, at: tuple[int, int], seconds: float, **options: Any
-) -> dict[str, Any]:
+def time_eager(part: Part, run: RunDirectory, session: Session, at: tuple[int, int], seconds: float) -> dict[str, Any]:
     """Steps of treeopt's own decoder, by its own profile."""
-    sizes = part.sizes["sizes"][-1:] if options else part.sizes["sizes"]  # every size is compiled anew
     wanted = ProfileOptions(
-        batch_sizes=at[:1], contexts=at[1:], sizes=sizes, calibration=ACCURACIES, time_limit_s=seconds, **options
+        batch_sizes=at[:1], contexts=at[1:], sizes=part.sizes["sizes"], calibration=ACCURACIES, time_limit_s=seconds
     )
     pipeline.profile(run, session, wanted)
     return {}
@@ -201,9 +194,7 @@ def time_graphs(part: Part, run: RunDirectory, session: Session, at: tuple[int, 
     visits = StaticVisits(replace(session.setup(1), stop=stop), prompts, timing_trees(families, sizes, given=True))
     rounds = time_rounds(visits, time_limit_s=max(seconds - (time.monotonic() - began), 1.0))
     points, plain = all_timings({at: rounds})
-    on_cuda = part.device == "cuda"
-    name = "benchmarks/gpu.py"
-    runtime = {**session.runtime(), "name": name, "version": __version__, "cuda_graphs": on_cuda, "weights": RANDOM}
+    runtime = {**session.runtime(), "name": "benchmarks/gpu.py", "version": __version__, "weights": RANDOM}
     info = {"measures": "step", "provenance": session.provenance(seed=0).record, "inputs": {}}
     info |= {"settings": [ProfileSetting(batch_size=at[0], context_tokens=at[1])]}
     finish(run, LatencyProfile(points, plain, runtime, info), PRECISION)
@@ -248,11 +239,8 @@ def main() -> None:
     asked = parser.parse_args()
     if not asked.dry and not torch.cuda.is_available():
         sys.exit("torch finds no CUDA device here, so nothing is measured: make gpu-dry runs all of it on a CPU.")
-    works: dict[str, Callable[[Part], None]] = {
-        "exactness": run_exactness,
-        "compiled": partial(run_shape, compiled=True),
-    }
-    works.get(asked.name, run_shape)(Part(asked))
+    work = run_exactness if asked.name == "exactness" else run_shape
+    work(Part(asked))
 
 
 if __name__ == "__main__":

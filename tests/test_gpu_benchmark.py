@@ -78,7 +78,7 @@ def test_make_gpu_runs_up_to_the_device_and_goes_on_from_what_it_has(tmp_path):
     subprocess.run(command, check=True, cwd=tmp_path)
     shipped = tmp_path / "shipped"
     profiles = sorted((shipped / "profiles").glob("*.json"))
-    assert [path.stem for path in profiles] == [f"tiny--cpu-bfloat16-{way}" for way in ("compiled", "eager", "graphs")]
+    assert [path.stem for path in profiles] == [f"tiny--cpu-bfloat16-{way}" for way in ("eager", "graphs")]
     table = (shipped / "profiles" / "README.md").read_text(encoding="utf-8")
     page = (shipped / "docs" / "gpu.md").read_text(encoding="utf-8")
     for path in profiles:

@@ -1,7 +1,6 @@
 """One contract for drafters of random weights: ranks and guesses are those of the slow way, one node at a time over the whole text."""
 
 import itertools
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +15,7 @@ from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.layer import OneLayer, layer_config
 from treeopt.runtime.drafters.protocol import Drafter, TreeTensors
 from treeopt.runtime.drafters.states import batches
-from treeopt.runtime.target import Target, compile_target
+from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Text, make_batch
 from treeopt.runtime.training.losses import count
 from treeopt.trees.tree import Tree
@@ -289,18 +288,6 @@ def test_the_target_hands_out_what_goes_from_layer_to_layer(any_target):
             torch.testing.assert_close(part, expected[layer], rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(target.logits(hidden), target.lm_head(plain))
     assert not any(layer._forward_pre_hooks for layer in target.model.model.layers)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
-def test_a_compiled_target_hands_out_the_same_states():
-    target = Target(tiny_model())
-    target.read_layers((0, 2, 3))
-    texts = torch.randint(VOCABULARY, (2, 9)).tolist()
-    with torch.inference_mode():
-        plain = target.read(texts)
-        compile_target(target)
-        torch.testing.assert_close(target.read(texts), plain)
 
 
 def test_layers_that_a_target_does_not_have_are_refused():

@@ -114,11 +114,11 @@ def test_versions_are_no_other_measurement_and_what_differs_is_named_by_its_key(
     ours = LatencyProfile((), (StepTiming(1, 128, 1, 0, (1.0,)),), HERE)
     made = replace(Provenance.here(), drafter={"kind": "medusa", "sha256": "a"}, threads=1)
     replace(ours, info={"provenance": {**made.record, "versions": {"torch": "1"}}}).save(run.profile)
-    check_can_join(run, {**HERE, "version": "0.2.0", "compiled": None}, made, overwrite=False)
+    check_can_join(run, {**HERE, "version": "0.2.0", "attention": None}, made, overwrite=False)
     other = replace(made, drafter={"kind": "hydra", "sha256": "b"}, threads=2)
-    says = r"differ in drafter kind \('medusa' there, 'hydra' here\), threads \(1 there, 2 here\), compiled \(None there, True here\)\."
+    says = r"differ in drafter kind \('medusa' there, 'hydra' here\), threads \(1 there, 2 here\), attention \(None there, 'eager' here\)\."
     with pytest.raises(InvalidInput, match=says):
-        check_can_join(run, {**HERE, "compiled": True}, other, overwrite=False)
+        check_can_join(run, {**HERE, "attention": "eager"}, other, overwrite=False)
 
 
 def test_a_sample_of_a_large_file_is_not_said_to_be_all_of_it(monkeypatch, capsys):

@@ -1,11 +1,9 @@
-"""Random weights, what their steps accept and must read, and compiled targets."""
+"""Random weights: what their steps accept and must read."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,16 +12,15 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.grow import product_values
 from treeopt.records.calibration import Calibration
 from treeopt.records.rundir import RunDirectory
-from treeopt.runtime.decode import Decoder, decode
+from treeopt.runtime.decode import Decoder
 from treeopt.runtime.random_weights import DrawnAcceptance, last_node_shares, open_random_session
 from treeopt.runtime.setup import Setup
 from treeopt.runtime.stepper import rows_at
 from treeopt.runtime.stop import StopRule
-from treeopt.runtime.target import Target, compile_target
 from treeopt.trees.tree import Tree
 
-from .conftest import HEADS, tiny_heads, tiny_model, trees
-from .test_profile import NEVER, QUICK
+from .conftest import HEADS, trees
+from .test_profile import QUICK
 
 CALIBRATION = Calibration(np.array([[50, 20, 10], [40, 15, 8], [30, 10, 5], [20, 8, 4]]), np.full(4, 100))
 
@@ -31,7 +28,6 @@ LLAMA = {"model_type": "llama", "vocab_size": 40, "hidden_size": 32, "intermedia
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 96,
          "eos_token_id": 2}  # fmt: skip
 
-PROMPTS = [[1, 2, 3], [4, 5]]
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -109,35 +105,3 @@ def test_experts_and_what_is_no_config_are_refused(config, changes, error, messa
     for name in (config, config / "config.json"):
         with pytest.raises(error, match=message):
             open_random_session(str(name))
-
-
-def test_compiling_without_a_compiler_is_refused(monkeypatch):
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(Unsupported, match=r"compiled needs a C\+\+ compiler"):
-        compile_target(Target(tiny_model()))
-
-
-def compiled_texts(device, dtype):
-    """Before and after."""
-    target, found = Target(tiny_model(dtype=dtype).to(device)), []
-    heads = tiny_heads(target)
-    for _ in range(2):
-        rows = [decode(target, heads, PROMPTS, tree, batch_size=2, stop=NEVER) for tree in (None, Tree.dense([2, 2]))]
-        found.append([[row.tokens for row in part] for part in rows])
-        compile_target(target)
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
-def test_compiled_decoding_gives_the_same_text():
-    before, after = compiled_texts("cpu", torch.float64)
-    assert before == after
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_graphs_give_the_same_text():
-    before, after = compiled_texts("cuda", torch.float32)
-    assert before == after

@@ -371,6 +371,6 @@ def test_what_an_engine_cannot_time_is_refused(run, fake):
     session = api.open(run=run)
     with pytest.raises(Unsupported, match="decodes 4 sequences at a time, but got batch_size=8"):
         api.profile(session, run=run, engine="fake", batch_sizes=(8,))
-    for option, value in {"contexts": (64,), "sizes": (4,), "compiled": True}.items():
+    for option, value in {"contexts": (64,), "sizes": (4,)}.items():
         with pytest.raises(InvalidInput, match=f"does not go with {option}"):
             api.profile(session, run=run, engine="fake", options=api.ProfileOptions(**{option: value}))

@@ -148,7 +148,6 @@ class ProfileOptions(Options):
     calibration: str | None = option(
         "calibration that timed trees are grown on: a file or a name; by default the run's", metavar="FILE"
     )
-    compiled: bool = option("compile the target (on CUDA with CUDA graphs)", False, flag="--compile")
     engine: str | None = option(
         f"time another runtime's own steps, with chains and dynamic trees: {ENGINES_THAT_RUN}", common=True
     )

@@ -73,8 +73,6 @@ class Runtime(TypedDict, total=False):
     name: str | None
     version: str | None
     attention: str | None
-    compiled: bool | None
-    cuda_graphs: bool | None
     weights: str | None
     command: str | None
     about: str | None

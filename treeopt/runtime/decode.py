@@ -52,7 +52,6 @@ class Decoder(Stepper):
     def __init__(self, setup: Setup, *, records: bool = False) -> None:
         self.setup, self.target, self.records = setup, setup.target, records
         self.drafter = None if records else setup.drafter
-        self.first_is_slow = setup.target.compiled
         self.draft: DrafterState | None = None
         self.batch_size = 0  # rows that there is room for
         self.waiting: deque[tuple[int, Sequence[int]]] = deque()

@@ -22,7 +22,7 @@ from treeopt.runtime.prompts.order import order_of
 from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
 from treeopt.runtime.setup import Setup
 from treeopt.runtime.stop import StopRule
-from treeopt.runtime.target import Target, device_name, load_target, uses_cuda_graphs
+from treeopt.runtime.target import Target, device_name, load_target
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,8 +80,6 @@ class Session:
             "name": "treeopt",
             "version": __version__,
             "attention": self.target.config._attn_implementation,
-            "compiled": self.target.compiled,
-            "cuda_graphs": uses_cuda_graphs(self.target),
         }
         if self.weights != "checkpoint":
             known["weights"] = self.weights

@@ -77,7 +77,6 @@ class Stepper(ABC):
     is_stepwise : whether passes are told one by one, and an answer can be left after any
     takes_trees : whether it takes dynamic trees, for one prompt at a time
     about       : what a prediction lacks, in a sentence; empty where guesses are those that treeopt's drafter makes
-    first_is_slow : whether the first step with a draft takes much longer than others, since it is compiled for it
     as_it_comes : the same engine with nothing forced, where this one is told to be exact
     idle        : the same engine with its drafter there and told to guess nothing, where plain decoding has no drafter
     is_launched : whether its engines are processes, whose launches differ: they are a level of the error
@@ -90,7 +89,6 @@ class Stepper(ABC):
     is_stepwise: bool = True
     takes_trees: bool = False
     about: str = ""
-    first_is_slow: bool = False
     as_it_comes: Stepper | None = None
     idle: Stepper | None = None
     is_launched: bool = False
@@ -182,7 +180,7 @@ class StepVisits(Visitor):
         found, began = [], time.perf_counter()
         for place in range(len(self.drafts)):
             seconds = self.visit(place, (0, 1), 0).step_ms[0] / 1e3
-            if seconds < LONG_STEP_S or self.stepper.first_is_slow:
+            if seconds < LONG_STEP_S:
                 seconds = min(seconds, self.visit(place, (0, 1), 0).step_ms[0] / 1e3)
             found.append(seconds)
         return found, time.perf_counter() - began

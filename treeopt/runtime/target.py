@@ -5,7 +5,6 @@ n rows · T new tokens per row · d width · V vocabulary
 
 import importlib.util
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,8 +19,6 @@ from treeopt.runtime.folder import check_folder, check_weights, find_model, load
 ATTENTION = ("sdpa", "eager")  # the implementations that take a tree mask
 LAYERS = {"full_attention", "sliding_attention"}
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-COMPILERS = ("g++", "clang++", "c++")  # one of which inductor needs on a CPU, unless $CXX names another
-MOST_GRAPHS = 64  # of one compiled decoder: plain and tree steps, even and ragged rows, prefills
 
 
 class Target:
@@ -48,7 +45,6 @@ class Target:
         self.context = context_limit(config)
         self.eos_ids = eos_ids(model, tokenizer)
         self.passes = 0  # forwards of the decoder so far
-        self.compiled = False
         self._hooks: list[Any] = []
         self.read_layers(())
 
@@ -292,29 +288,3 @@ def eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
                 raise InvalidInput(f"eos_token_id must be the ids of tokens, but the model has {quoted(ids)}.")
             return frozenset(one for one in found if one >= 0)  # -1 stands for none
     return frozenset()
-
-
-def compile_target(target: Target) -> None:
-    """Replace the decoder by its compiled form; on CUDA its kernels are replayed as CUDA graphs.
-
-    The text stays the same up to rounding. Each kind of step is compiled when it first comes, and again
-    where a number that was taken for fixed turns out to vary; with CUDA graphs every new shape is recorded
-    anew. Raises Unsupported on a CPU without a C++ compiler.
-    """
-    on_cuda = target.device.type == "cuda"
-    if not on_cuda and not any(map(shutil.which, filter(None, (os.environ.get("CXX"), *COMPILERS)))):
-        raise Unsupported(
-            f"`compiled` needs a C++ compiler on a CPU ({', '.join(COMPILERS)} or $CXX), but there is none."
-        )
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_GRAPHS)
-    target.decoder = torch.compile(target.decoder, mode="reduce-overhead" if on_cuda else None)
-    target.compiled = True
-
-
-def uses_cuda_graphs(target: Target) -> bool:
-    """Whether a compiled target's kernels are replayed as CUDA graphs; inductor leaves out what it cannot record."""
-    return (
-        target.compiled
-        and target.device.type == "cuda"
-        and not torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
-    )

@@ -53,8 +53,6 @@ def profile(
 
     A batch size that does not fit into memory is halved, unless that one is measured anyway.
     """
-    from treeopt.runtime.target import compile_target
-
     is_random, opened = session.weights != "checkpoint", None
     if is_random and not wanted.contexts:
         wanted = replace(wanted, contexts=(RANDOM_CONTEXT,))
@@ -78,8 +76,6 @@ def profile(
             raise InvalidInput(
                 f"`sizes` must be at most {most} with {heads} heads and the ranks that are known, but got {beyond[0]}."
             )
-    if wanted.compiled:
-        compile_target(session.target)
     runtime: Runtime = {"name": opened.name, "version": opened.version} if opened else session.runtime()
     if opened and opened.is_launched:
         runtime["launches"] = True
@@ -95,7 +91,7 @@ def _opened(engine: str, session: Session, max_new_tokens: int, wanted: ProfileO
     from treeopt.runtime.engines import open_stepper
 
     asked, batch_size = f"`engine={engine}`", max(wanted.batch_sizes)
-    if given := [name for name in ("contexts", "sizes", "compiled", "calibration") if name in wanted.given]:
+    if given := [name for name in ("contexts", "sizes", "calibration") if name in wanted.given]:
         raise InvalidInput(f"{asked} does not go with `{given[0]}`: leave it out.")
     opened = open_stepper(engine, session.setup(max_new_tokens), session.source.engine_python)
     if not opened.is_stepwise:
@@ -183,7 +179,7 @@ class Measurement:
                 setup = replace(setup, stop=stop)
             stepper = Decoder(setup)
             visits = StepVisits(stepper, prompts, trees, batch_size)
-        at_hand = {"compiled": session.target.compiled, "runtime": [stepper.name, stepper.version]}
+        at_hand = {"runtime": [stepper.name, stepper.version]}
         asked = {"batch_size": batch_size, "context": context, "trees": [tree.record for tree in trees]}
         limits = {name: getattr(self.wanted, name) for name in ("precision", "time_limit_s")}
         known = {**replace(session.provenance(seed=0), time=None, command=None).record, **at_hand, **asked, **limits}
