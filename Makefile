@@ -54,8 +54,7 @@ wheel: .venv/.test ## Build the wheel, and test it with the sources gone
 	sh tests/wheel.sh
 
 .venv/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(PIP) --editable '.[models]'
+	began=$$(date +%s); $(PYTHON) -m venv .venv && $(PIP) --editable '.[models]' && echo "install $$(($$(date +%s) - began)) s"
 	touch $@
 
 .venv/.test: .venv/.installed

@@ -90,7 +90,8 @@ def lines(result: Benchmark, entrants: Mapping[str, Entrant], costs: StepCosts) 
             contender.name,
             "–" if rate is None else f"{rate:.3f}",
             "–" if replayed is None else f"{replayed:.3f}",
-            f"{contender.rate_of():.3f}" + (f" (stopped after {contender.compared})" if contender.stopped else ""),
+            f"{contender.rate_of():.3f}"
+            + (f" (settled after {contender.compared})" if contender in result.stopped else ""),
             "–" if rate is None else f"{100 * (rate / contender.tokens_per_step - 1):+.1f}",
             f"{cost:.3f}",
             "–" if rate is None else f"{rate / cost:.2f}",

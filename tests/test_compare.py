@@ -16,7 +16,7 @@ from treeopt.growth.drift import SURVIVAL, TOP_1, shares_of, shifts
 from treeopt.growth.grow import grow
 from treeopt.growth.heldout import folds
 from treeopt.growth.replay import replay
-from treeopt.pipeline.run import groups_of
+from treeopt.pipeline.run import Line, groups_of
 from treeopt.planning.compared import Compared, DrafterFigure, winner
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.regret import drawn_accept, group_losses, group_parts, plan_losses, tokens_of
@@ -287,7 +287,9 @@ def test_groups_that_are_too_few_to_be_judged_do_not_end_a_run(mixed_run, capsys
 def test_the_last_lines_of_a_run_have_its_groups(mixed_run, monkeypatch):
     groups = groups_of(mixed_run, SimpleNamespace(source=Source(group_by="kind")))
     monkeypatch.setattr("treeopt.pipeline.session_of", lambda *given, **options: SimpleNamespace(source=Source()))
-    monkeypatch.setattr("treeopt.pipeline.run_line", lambda *given: (mixed_run.read_plan(), [some_bench()], [], groups))
+    monkeypatch.setattr(
+        "treeopt.pipeline.run_line", lambda *given: Line(mixed_run.read_plan(), [some_bench()], [], groups, {})
+    )
     last = invoke("run", "--run", mixed_run.path).stdout.rpartition("The speedup is")[2]
     assert last.index("do not speculate") < last.index("own over shared") < last.index("Found: ")
     document = json.loads(invoke("run", "--run", mixed_run.path, "--json").stdout)

@@ -15,7 +15,7 @@ from treeopt.latency.rounds import time_rounds
 from treeopt.pipeline.profile.placement import anew_trees, placed_sizes, timing_trees, tree_families
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
-from treeopt.planning.select import NEGLIGIBLE
+from treeopt.records.estimate import NEGLIGIBLE
 from treeopt.records.exchange import ExportOptions
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming

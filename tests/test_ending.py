@@ -33,13 +33,13 @@ def told(speeds, *, engines=("vllm", "sglang"), is_demo=False, run="r", blocks=6
 @pytest.mark.parametrize(
     ("speeds", "found", "command"),
     [
-        ([1.5], "decodes 1.50 (1.50 to 1.50) times as fast as plain decoding.", "export --to vllm"),
+        ([1.5], "decodes 1.50 (1.50 to 1.50) times as fast as plain decoding (", "export --to vllm"),
         (
             [0.8],
-            "is slower than plain decoding: 0.80 (0.80 to 0.80) times as fast, so not speculating is best.",
+            "is slower than plain decoding: 0.80 (0.80 to 0.80) times as fast, so not speculating is best (ended with the last prompt, after 6 answers).",
             "report",
         ),
-        ([1.0], "which does not show a gain.", "bench --num-prompts 12"),
+        ([1.0], "which does not show a gain (settled after 6 answers).", "bench --num-prompts 12"),
         ([None], "no tree is predicted to beat plain decoding, so not speculating is the plan.", "report"),
         ([0.8, 1.5], "at batch size 2 a tree of", "export --to vllm"),
         ([0.8, 1.0], "at batch size 1 a tree of", "bench --num-prompts 12 --batch-size 2"),

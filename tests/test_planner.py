@@ -10,9 +10,9 @@ from treeopt.growth.source import TraceSource, source_of
 from treeopt.latency.costs import StepCosts
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
-from treeopt.planning.select import NEGLIGIBLE
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.contender import Block, Contender
+from treeopt.records.estimate import NEGLIGIBLE
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.trace import FOLDS, fold_numbers
 from treeopt.trees.shapes import Limits

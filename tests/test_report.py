@@ -81,12 +81,12 @@ def test_of_some_files_there_is_a_report(no_pictures, tmp_path, gone):
 def test_what_was_noisy_is_in_the_files_and_in_the_first_lines(no_pictures, tmp_path):
     run = make_run(tmp_path, batch_sizes=(1,))
     page = html.unescape(write_report(run)[0].read_text())
-    assert not any(said in page for said in ("The machine is busy", "are not known to", "Stopped early"))
+    assert not any(said in page for said in ("The machine is busy", "are not known to", "Settled before"))
     profile, bench = run.read_profile(), Benchmark.load(run.bench_of(1))
     margins = margins_of_error(profile)
     unknown = sum(margin > 1e-6 for margin in margins)
     replace(profile, info={**profile.info, "precision": 1e-6, "processor_share": 0.21}).save(run.profile)
-    last = replace(bench.contenders[-1], stopped=True)
+    last = replace(bench.contenders[-1], blocks=bench.contenders[-1].blocks[:-1])
     replace(bench, contenders=(*bench.contenders[:-1], last), processor_share=0.4).save(run.bench_of(1))
     assert Benchmark.load(run.bench_of(1)).processor_share == 0.4
     page = html.unescape(write_report(run)[0].read_text())
@@ -95,7 +95,7 @@ def test_what_was_noisy_is_in_the_files_and_in_the_first_lines(no_pictures, tmp_
         ("profile.json", "other programs had the processor for 79% of"),
         ("profile.json", f"{unknown} of {len(margins)} latencies are not known to 0.0% yet"),
         ("bench-batch-size-1.json", "other programs had the processor for 60% of"),
-        ("bench-batch-size-1.json", "Stopped early"),
+        ("bench-batch-size-1.json", "Settled before"),
     ):
         assert re.search(f">{file}: [^<]*{said}", begin)
     assert "60% of the time" in shown(bench_table(Benchmark.load(run.bench_of(1))))

@@ -8,9 +8,10 @@ from treeopt.growth.rates import Rates
 from treeopt.growth.source import source_of
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
-from treeopt.planning.select import NEGLIGIBLE, select
+from treeopt.planning.select import select
 from treeopt.planning.table import Candidate, Table
 from treeopt.records.calibration import Calibration
+from treeopt.records.estimate import NEGLIGIBLE
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.trace import RankTrace
 from treeopt.trees.draft import TreeSize

@@ -81,22 +81,25 @@ def _run_one(run: RunDirectory, as_json: bool, source: Source, options: LineOpti
     from treeopt.report.verdict import ending
 
     session = pipeline.session_of(run, source, overwrite=options.overwrite)
-    plan, results, engines, groups = pipeline.run_line(run, session, options)
+    line = pipeline.run_line(run, session, options)
+    plan, groups = line.plan, line.groups
     if as_json:
-        document = {"plan": plan.document(), "bench": [result.document() for result in results]}
+        document = {"plan": plan.document(), "bench": [result.document() for result in line.benches]}
         show_result({**document, "groups": groups.document() if groups else None}, None, as_json)
         return
     out(plan_table(plan))
-    for entry, result in zip(plan.entries, results, strict=True):
+    for entry, result in zip(plan.entries, line.benches, strict=True):
         out(bench_table(result))
         if compared := closing(entry, result):
             out(compared)
-    note((f"For your engine: {run.export}/. " if engines else "") + f"To look at it all, open {run.report}")
-    verdict, following = ending(run, plan, results, engines, is_demo=session.source.model in (None, demo.NAME))
+    note((f"For your engine: {run.export}/. " if line.engines else "") + f"To look at it all, open {run.report}")
+    is_demo = session.source.model in (None, demo.NAME)
+    verdict, following = ending(run, plan, line.benches, line.engines, is_demo=is_demo)
     if groups:
         out(compared_table(groups))
     out(verdict)
     click.echo(printable(following))  # on a line of its own, however long, to be copied
+    note(", ".join(f"{name} {seconds:.0f} s" for name, seconds in line.seconds.items()))
 
 
 @command(Model, Prompts, RuleOption, CalibrateOptions, Workers, common={"dtype", "device", "group_by"}, writes=False)

@@ -68,13 +68,15 @@ class About:
 class Written:
     """File name to text, the exact launch command with the flags that must match, and notes.
 
-    options : words of the command behind those that serve the base model, where it starts a server
+    options     : words of the command behind those that serve the base model, where it starts a server
+    environment : assignments before the command
     """
 
     files: Mapping[str, str]
     command: str
     notes: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,12 +22,18 @@ Keys = Mapping[str, Any]  # of settings in JSON
 
 
 def launch(
-    command: str, notes: Sequence[str] = (), files: Mapping[str, str] | None = None, options: Sequence[str] = ()
+    command: str,
+    notes: Sequence[str] = (),
+    files: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
+    environment: Sequence[str] = (),
 ) -> Written:
     """The files and the launch command with its options, which `COMMANDS` holds unless the files have it."""
-    texts, command = dict(files or {}), " ".join([command, *map(shell_word, options)])
+    texts, command = dict(files or {}), " ".join([*environment, command, *map(shell_word, options)])
     texts.setdefault(COMMANDS, f"{command}\n")
-    return Written(files=texts, command=command, notes=tuple(notes), options=tuple(options))
+    return Written(
+        files=texts, command=command, notes=tuple(notes), options=tuple(options), environment=tuple(environment)
+    )
 
 
 def plain(command: str, draft: str = "chain", options: Sequence[str] = ()) -> Written:

@@ -96,12 +96,15 @@ def write(served: Ranges[Draft], about: About) -> Written:
     return launch("vllm serve MODEL", notes, {FILE: f"{text}\n"}, ("--speculative-config", text))
 
 
-STARTED = {  # drafter that copies text to the beginning of its launch command, and a note
-    "vllm:ngram-v1": ("VLLM_USE_V2_MODEL_RUNNER=0 ", ""),
-    "vllm:ngram-v2": ("VLLM_USE_V2_MODEL_RUNNER=1 ", ""),
-    "vllm:suffix": ("", NOTES["suffix"]),
-    "arctic:suffix": ("ARCTIC_INFERENCE_ENABLED=1 ", "The options are those of Arctic Inference: pip install 'arctic-inference[vllm]'"),
-}  # fmt: skip
+ENVIRONMENT = {
+    "vllm:ngram-v1": ["VLLM_USE_V2_MODEL_RUNNER=0"],
+    "vllm:ngram-v2": ["VLLM_USE_V2_MODEL_RUNNER=1"],
+    "arctic:suffix": ["ARCTIC_INFERENCE_ENABLED=1"],
+}
+ABOUT_COPIED = {
+    "vllm:suffix": [NOTES["suffix"]],
+    "arctic:suffix": ["The options are those of Arctic Inference: pip install 'arctic-inference[vllm]'"],
+}
 
 
 def config_of(draft: Draft) -> dict[str, Any]:
@@ -114,9 +117,8 @@ def write_copied(served: Ranges[CopiedText], about: About) -> Written:
     if draft.depth == 0:
         return plain("vllm serve MODEL")
     text = json.dumps(config_of(draft))
-    environment, note = STARTED[draft.drafter]
-    options = "--speculative-config", text
-    return launch(f"{environment}vllm serve MODEL", [note] if note else (), {FILE: f"{text}\n"}, options)
+    notes, environment = ABOUT_COPIED.get(draft.drafter, ()), ENVIRONMENT.get(draft.drafter, ())
+    return launch("vllm serve MODEL", notes, {FILE: f"{text}\n"}, ("--speculative-config", text), environment)
 
 
 PREFIX = r"(?:ray_)?vllm[:_]"

@@ -58,15 +58,15 @@ def places_of(trace: RankTrace, draft: Draft) -> NDArray[np.uint8] | None:
     return pools.places_in(draft.depth, widths[0]) if widths and draft.depth <= pools.levels else None
 
 
-def record_for(drafts: Iterable[Draft], ranks: int = 1) -> Counts:
-    """What a trace must record so that drafts can be replayed on it: at least so many ranks, and pools.
+def record_for(drafts: Iterable[Draft]) -> Counts:
+    """What a trace must record so that drafts can be replayed on it: ranks and pools.
 
     A rank that is not recorded would be a miss in replay, but decoding accepts it.
     """
     drafts = list(drafts)
     dynamic = [draft for draft in drafts if isinstance(draft, DynamicTree)]
     products = [draft for draft in drafts if isinstance(draft, DDTree)]
-    ranks = max([ranks, 1, *(1 + draft.max_rank for draft in drafts if isinstance(draft, Tree))])
+    ranks = max([1, *(1 + draft.max_rank for draft in drafts if isinstance(draft, Tree))])
     levels, depth = (max((tree.depth for tree in trees), default=0) for trees in (dynamic, products))
     topks, widths = {tree.topk for tree in dynamic}, {tree.width for tree in products}
     return Counts(ranks, levels, tuple(sorted(topks)), depth, tuple(sorted(widths)))

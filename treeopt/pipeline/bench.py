@@ -16,6 +16,7 @@ from treeopt.pipeline.calibrate import collect
 from treeopt.pipeline.contest import contest
 from treeopt.pipeline.entrants import engine_entrants, own_entrants
 from treeopt.pipeline.logged import copied_entrants, prompts_of, some_requests, tried_drafts
+from treeopt.records.benchmark import block_prompts
 from treeopt.records.contender import Prompt
 from treeopt.records.inputs import inputs_of, not_a_check, stale_plan, timed_elsewhere
 from treeopt.records.options import BenchOptions, CalibrateOptions
@@ -25,6 +26,7 @@ from treeopt.records.pools import RANKS_ALONE
 from treeopt.records.rules import marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import Answers
+from treeopt.report.verdict import missing
 
 if TYPE_CHECKING:
     from treeopt.records.benchmark import Benchmark
@@ -60,7 +62,7 @@ def bench(run: RunDirectory, session: Session, options: BenchOptions) -> Benchma
     else:
         entrants = engine_entrants(run, plan, entry, source, stepper, trees)
     folder = run.partial(run.bench_in(engine).stem)
-    conversations = held_out(run, session, trace, options.num_prompts or usual_prompts(entry.batch_size))
+    conversations = held_out(run, session, trace, options.num_prompts or usual_prompts(block_prompts(entry.batch_size)))
     prompts = asked_prompts(session, conversations, most, folder)
     result = contest(
         stepper,
@@ -68,7 +70,7 @@ def bench(run: RunDirectory, session: Session, options: BenchOptions) -> Benchma
         prompts,
         batch_size=entry.batch_size,
         rounds=options.rounds,
-        ranks=found.meta.get("top_k") or 1,
+        time_limit_s=options.time_limit_s,
         folder=folder,
         origin=session.provenance(seed=0),
     )
@@ -83,7 +85,7 @@ def _kept(run: RunDirectory, plan: Plan, result: Benchmark, batch_size: int, eng
     run.replace_bench(result, plan, batch_size, engine)
     discard(run.partial(run.bench_in(engine).stem))
     if plain.tokens_per_s is None:
-        note(f"Nothing was timed: {plain.compared} prompts never fill a batch: pass a larger `num_prompts`.")
+        note(f"Nothing was timed, since {plain.compared} prompts never fill a batch. {missing(result)}")
     if where := timed_elsewhere(run, plan, result):
         note(not_a_check(where))
     return result
@@ -96,7 +98,7 @@ def _bench_log(run: RunDirectory, session: Session, plan: Plan, engine: str, opt
         raise InvalidInput(
             f"`engine={engine}` has no drafter of the plan's, which is of {own}. Plan for it with: {run.command('search', '--for', engine)}"
         )
-    wanted = options.num_prompts or usual_prompts(options.batch_size or 1)
+    wanted = options.num_prompts or usual_prompts(block_prompts(options.batch_size or 1))
     log = some_requests(run.read_requests(), wanted, options.max_new_tokens, context)
     if log.num_sequences < wanted:
         note(f"Only {log.num_sequences} held-out requests are left, fewer than the {wanted} asked for.")
@@ -111,6 +113,7 @@ def _bench_log(run: RunDirectory, session: Session, plan: Plan, engine: str, opt
         rounds=options.rounds,
         folder=run.partial(run.bench_in(engine).stem),
         origin=session.provenance(seed=0),
+        time_limit_s=options.time_limit_s,
     )
     return _kept(run, plan, replace(result, inputs=inputs_of(run.plan, run.requests)), entry.batch_size, engine)
 
@@ -184,9 +187,9 @@ def held_out(run: RunDirectory, session: Session, trace: Answers, wanted: int) -
     return evenly(left, wanted)
 
 
-def usual_prompts(batch_size: int) -> int:
-    """Held-out prompts that are decoded where nobody says how many."""
-    return max(64, 10 * batch_size)
+def usual_prompts(together: int) -> int:
+    """Held-out prompts where nobody says how many: 64, or ten times as many as are decoded together."""
+    return max(64, 10 * together)
 
 
 def evenly(conversations: Sequence[Conversation], wanted: int) -> tuple[Conversation, ...]:

@@ -1,7 +1,10 @@
 """A contest: drafts decode the same prompts, in turn, through a journal, and become the contenders of a benchmark.
 
 turn   a block of prompts in one round by one contender; contenders have a block one after the other, in random order
-round  all prompts by every contender that has not stopped, since it loses by far (`slower`)
+round  all prompts by every contender
+
+A contender stops as soon as its speed beside the chosen one is settled, and the contest ends when all are. Where rounds are
+launches, which differ, every contender has all of them.
 """
 
 from __future__ import annotations
@@ -16,16 +19,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treeopt.files.journal import Advance, Journal
+from treeopt.files.journal import Journal
 from treeopt.files.notes import note
 from treeopt.files.storage import document, typed
 from treeopt.latency.rounds import processor_share
 from treeopt.pipeline.entrants import AT_ONE, Entrant
 from treeopt.pipeline.plain import PlainAnswers, answers_of
-from treeopt.records.benchmark import AS_IT_COMES, FEWEST_LAUNCHES, LOOKS, Benchmark, loses_by_far, paired
+from treeopt.records.benchmark import AS_IT_COMES, CHOSEN, FEWEST_LAUNCHES, Benchmark, block_prompts, paired, ratio_of
 from treeopt.records.contender import Block, Contender, Predicted, Prompt, Quality
 from treeopt.records.origins import OURS, Provenance
-from treeopt.report.terminal import progress
+from treeopt.report.terminal import Advance, progress
+from treeopt.report.verdict import times
 from treeopt.trees.draft import Draft
 from treeopt.trees.tree import Tree
 
@@ -43,15 +47,16 @@ def contest(
     *,
     batch_size: int = 1,
     rounds: int | None = None,
-    ranks: int = 1,
     folder: Path | None = None,
     origin: Provenance | None = None,
+    time_limit_s: float | None = None,
 ) -> Benchmark:
     """Decode these drafts on these prompts, beside plain decoding: texts, steps, their replay, and tokens per second.
 
-    drafts : by name, with predictions where they are known. One that is named "chosen" stops others that lose by far to it
-    rounds : times that each decodes every prompt; by default 1, or 3 launches
-    ranks  : that are recorded of the plain answers, at least
+    drafts : by name, with predictions where they are known. Others are judged beside the one that is named "chosen";
+             without it an engine's are beside the first, and those of treeopt's own decoder decode all prompts
+    rounds : times that each decodes every prompt at most; by default 1, or 3 launches
+    time_limit_s : seconds of decoding after which it ends, where rounds are no launches
     folder : of the journal, by which the same contest goes on after a kill
     origin : where the figures come from; the engine is added
 
@@ -61,7 +66,9 @@ def contest(
 
     entrants = {name: draft if isinstance(draft, Entrant) else Entrant(draft) for name, draft in drafts.items()}
     rounds = rounds or (FEWEST_LAUNCHES if stepper.is_launched else 1)
-    whole = Contest(stepper, {"plain": AT_ONE, **entrants}, prompts, batch_size, ranks, origin or Provenance.here())
+    limit_s = None if stepper.is_launched else time_limit_s
+    entrants = {"plain": AT_ONE, **entrants}
+    whole = Contest(stepper, entrants, prompts, batch_size, origin or Provenance.here(), limit_s)
     with TemporaryDirectory(prefix="treeopt-") as temporary:
 
         def decoded(rows: int) -> Blocks:
@@ -79,8 +86,43 @@ class Contest:
     entrants: Mapping[str, Entrant]
     prompts: Sequence[Prompt]
     batch_size: int = 1
-    ranks: int = 1
     origin: Provenance = field(default_factory=Provenance)
+    time_limit_s: float | None = None
+
+    @cached_property
+    def judged(self) -> str:
+        """The name of the contender that decodes as the plan has it."""
+        names, chosen = list(self.entrants), self.entrants.get(CHOSEN)
+        if chosen is None:
+            return names[1] if self.stepper.name != OURS and len(names) > 1 else CHOSEN
+        same = [
+            n for n in names if (self.entrants[n].draft, self.entrants[n].stepper) == (chosen.draft, chosen.stepper)
+        ]
+        return same[0]
+
+    @cached_property
+    def contenders(self) -> Mapping[str, Entrant]:
+        """Those who decode: the entrants, without what is chosen where that is one of the others."""
+        return {name: entrant for name, entrant in self.entrants.items() if name != CHOSEN or self.judged == CHOSEN}
+
+    @cached_property
+    def rivals(self) -> set[str]:
+        """Contenders with another draft than the judged one."""
+        judged = self.contenders.get(self.judged)
+        return {name for name, entrant in self.contenders.items() if judged and entrant.draft != judged.draft}
+
+    def settled(self, blocks: Blocks) -> set[str]:
+        """Rivals that these blocks show to be slower or faster than the judged contender, or as fast."""
+        if self.stepper.is_launched:
+            return set()
+        ratios = {name: ratio_of(paired(blocks[self.judged], blocks[name])) for name in self.rivals}
+        return {name for name, ratio in ratios.items() if ratio and ratio.is_settled}
+
+    def is_late(self, blocks: Blocks) -> bool:
+        """Whether decoding has taken its limit, or would with one more block by all."""
+        seconds = sum(block.seconds or 0.0 for some in blocks.values() for block in some)
+        turns = max(len(blocks["plain"]), 1)
+        return self.time_limit_s is not None and seconds * (turns + 1) / turns > self.time_limit_s
 
     @cached_property
     def from_here(self) -> Provenance:
@@ -90,7 +132,7 @@ class Contest:
 
     def decoded(self, rounds: int, folder: Path) -> Blocks:
         """The blocks of all turns, through a journal."""
-        drafts = {name: entrant.draft for name, entrant in self.entrants.items()}
+        drafts = {name: entrant.draft for name, entrant in self.contenders.items()}
         self.stepper.prepare([prompt.text for prompt in self.prompts], list(drafts.values()), self.batch_size)
         key = {
             **replace(self.from_here, time=None, command=None).record,
@@ -99,7 +141,6 @@ class Contest:
             "prompts": [prompt.id or prompt.text for prompt in self.prompts],
             "max_new_tokens": self.stepper.stop.max_new_tokens,
             "batch_size": self.batch_size,
-            "looks": LOOKS,
         }
         journal = Journal(folder / f"batch-size-{self.batch_size}", key)
         title, total = f"Decoding with {len(drafts)} contenders", len(self.prompts) * len(drafts) * rounds
@@ -108,9 +149,14 @@ class Contest:
         self.stepper.prepare([], [], 1)  # what it holds is free for reading the answers
         return blocks
 
+    def standing(self, blocks: Blocks) -> str | None:
+        """The speed of the judged contender so far, for a progress bar; None where launches tell it at the end."""
+        speedup = ratio_of(paired(blocks.get(self.judged, []), blocks["plain"]))
+        return None if speedup is None or self.stepper.is_launched else f"Decoding: {times(speedup)} plain"
+
     def turn(self, name: str, places: Sequence[int], number: int) -> list[Block]:
         """What a contender decodes of the prompts of these places, in the round of that number."""
-        entrant = self.entrants[name]
+        entrant = self.contenders[name]
         stepper = entrant.stepper or self.stepper
         blocks = stepper.decode([self.prompts[place] for place in places], entrant.draft, self.batch_size)
         for block in blocks:
@@ -120,12 +166,16 @@ class Contest:
     def benchmark(self, blocks: Blocks) -> Benchmark:
         """The contenders that were decoded, beside each other."""
         setup, first = self.stepper.setup, [block for block in blocks["plain"] if block.round == 0]
-        drafts = [entrant.draft for entrant in self.entrants.values() if entrant.is_replayable or entrant.draft.drafter]
-        plain = PlainAnswers.of(setup, drafts, self.prompts, answers_of(first), self.ranks)
+        drafts = [
+            entrant.draft for entrant in self.contenders.values() if entrant.is_replayable or entrant.draft.drafter
+        ]
+        plain = PlainAnswers.of(setup, drafts, self.prompts, answers_of(first))
         result = Benchmark(
-            contenders=tuple(self._contender(name, blocks, plain) for name in self.entrants),
+            contenders=tuple(self._contender(name, blocks, plain) for name in self.contenders),
             max_new_tokens=self.stepper.stop.max_new_tokens,
             provenance=self.from_here,
+            judged=self.judged,
+            time_limit_s=self.time_limit_s if self.is_late(blocks) and len(plain.texts) < len(self.prompts) else None,
         )
         if setup is None:
             return result
@@ -140,7 +190,7 @@ class Contest:
 
     def _contender(self, name: str, blocks: Blocks, plain: PlainAnswers) -> Contender:
         """Answers and steps are those of the first round; an answer is the plain one if it is in all rounds."""
-        entrant, is_served = self.entrants[name], self.stepper.setup is None
+        entrant, is_served = self.contenders[name], self.stepper.setup is None
         rounds = [list(some) for _, some in itertools.groupby(blocks[name], key=lambda block: block.round)]
         answers, draft = [answers_of(some) for some in rounds], _widened(entrant, blocks[name])
         steps, emitted, accepted = plain.replayed(draft, answers[0], entrant.is_replayable)
@@ -160,7 +210,6 @@ class Contest:
             replayed_accepted=accepted,
             predicted_accepted=entrant.predicted_accepted,
             spread=is_served,
-            stopped=len(blocks[name]) < len(blocks["plain"]),
         )
 
     def _quality(self, target: Target, blocks: Blocks, plain: PlainAnswers) -> dict[str, Quality]:
@@ -191,19 +240,17 @@ def interleaved(contest: Contest, rounds: int, journal: Journal, advance: Advanc
 
     journal : the blocks of an earlier run of the same contest, and where new ones go
     """
-    documents, blocks = journal.documents(), {name: list[Block]() for name in contest.entrants}
-    drafts, going = {name: entrant.draft for name, entrant in contest.entrants.items()}, list(contest.entrants)
-    places = blocks_of(contest.prompts, contest.batch_size)
+    documents, blocks = journal.documents(), {name: list[Block]() for name in contest.contenders}
+    places, always = blocks_of(contest.prompts, contest.batch_size), {"plain", AS_IT_COMES, contest.judged}
     mixed = np.random.default_rng(0).permutation(len(places)).tolist()  # the first of them are of all groups
-    order = list(itertools.product(range(rounds), mixed))
-    looks = {len(order) // part for part in LOOKS}
-    for n, (number, b) in enumerate(order):
-        if n in looks:
-            lost = slower(blocks)
-            going = [name for name in going if name not in lost or drafts[name] == drafts["chosen"]]
+    for n, (number, b) in enumerate(itertools.product(range(rounds), mixed)):
+        settled = contest.settled(blocks)
+        if n and (contest.is_late(blocks) or (settled and settled == contest.rivals)):
+            break
         if n < len(documents):
             turns = typed(dict[str, list[Block]], documents[n], journal.folder)
         else:
+            going = [name for name in contest.contenders if name in always or name not in settled]
             if n == len(documents) or n % len(places) == 0:
                 contest.stepper.renew()
                 for name in going:  # warm up
@@ -213,16 +260,13 @@ def interleaved(contest: Contest, rounds: int, journal: Journal, advance: Advanc
             journal.append(document(turns))
         for name, some in turns.items():
             blocks[name] += some
-        advance(len(places[b]) * len(drafts))
+        advance(len(places[b]) * len(blocks), contest.standing(blocks))
     return blocks
 
 
 def blocks_of(prompts: Sequence[Prompt], batch_size: int) -> list[list[int]]:
-    """Places of the prompts that are decoded together: of one group, whole conversations.
-
-    Only steps with all rows live are timed, so a block is long enough to refill them.
-    """
-    wanted = 1 if batch_size == 1 else 2 * batch_size
+    """Places of the prompts that are decoded together: of one group, whole conversations."""
+    wanted = block_prompts(batch_size)
     order = sorted(range(len(prompts)), key=lambda i: prompts[i].group)
     blocks: list[list[int]] = []
     for (group, _), turns in itertools.groupby(order, key=lambda i: (prompts[i].group, prompts[i].cluster)):
@@ -231,13 +275,6 @@ def blocks_of(prompts: Sequence[Prompt], batch_size: int) -> list[list[int]]:
         else:
             blocks.append(list(turns))
     return blocks
-
-
-def slower(blocks: Blocks) -> set[str]:
-    """Contenders that are shown to be slower than the chosen draft by what was decoded; never plain decoding."""
-    chosen = blocks.get("chosen", [])
-    rivals = {name: some for name, some in blocks.items() if name not in ("chosen", "plain", AS_IT_COMES)}
-    return {name for name, some in rivals.items() if loses_by_far(paired(some, chosen))}
 
 
 def accepted_counts(blocks: Sequence[Block]) -> list[int]:

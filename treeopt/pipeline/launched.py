@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeopt import demo
-from treeopt.engines.base import About
 from treeopt.engines.plans import Export, prepare, write_served
 from treeopt.engines.registry import engine_named
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.journal import Journal
 from treeopt.files.notes import note
+from treeopt.files.places import distinct
 from treeopt.files.shell import split_template
 from treeopt.files.storage import document, typed
 from treeopt.files.writing import discard
@@ -37,7 +37,7 @@ from treeopt.records.exchange import ExportOptions
 from treeopt.records.inputs import inputs_of, stale_plan
 from treeopt.records.options import BenchOptions, Prompts, Server, Source
 from treeopt.records.origins import Provenance, Runtime
-from treeopt.records.plan import Plan, PlanEntry, Ranges, for_all
+from treeopt.records.plan import Plan, PlanEntry, for_all
 from treeopt.records.rules import rule_of
 from treeopt.records.rundir import LAUNCHABLE, LAUNCHED, RunDirectory
 from treeopt.records.trace import RankTrace
@@ -46,7 +46,6 @@ from treeopt.runtime.prompts.encoder import dialogue, plain_text
 from treeopt.serving.launch import Launcher
 from treeopt.serving.served import Served
 from treeopt.text.rules import MANY
-from treeopt.trees.draft import Draft
 
 if TYPE_CHECKING:
     from treeopt.runtime.prompts.sets import Conversation
@@ -61,7 +60,7 @@ def bench_plan(run: RunDirectory, source: Source, options: BenchOptions, server:
 
     A benchmark of every batch size of the plan, or of the one that is asked for; each is kept, and the first is returned.
     """
-    check_heeded({**source.given, "trees": options.trees, "time_limit_s": server.time_limit_s})
+    check_heeded({**source.given, "trees": options.trees, "time_limit_s": options.time_limit_s})
     launcher, plan = Launcher.parse(str(server.launch), server.within_s), run.read_plan()
     batch_size, engine = options.batch_size, _engine_of(plan, options.engine)
     export = prepare(plan, engine, ExportOptions(batch_size=batch_size))
@@ -74,7 +73,9 @@ def bench_plan(run: RunDirectory, source: Source, options: BenchOptions, server:
     for entry in entries:
         load = loads[entry.batch_size]
         entrants = _entrants(servers, export, entry, load, source.drafter, server.present)
-        contests[entry.batch_size] = Contest(servers.plain, entrants, load.prompts, entry.batch_size, origin=origin)
+        plain = entrants["plain"].stepper
+        assert plain is not None
+        contests[entry.batch_size] = Contest(plain, entrants, load.prompts, entry.batch_size, origin=origin)
     folder = run.partial(run.bench_in(LAUNCHED).stem)
     blocks, results = in_turn(contests, options.rounds or FEWEST_LAUNCHES, folder), []
     inputs = inputs_of(run.plan, *([run.requests] if run.requests.exists() else []))
@@ -124,16 +125,14 @@ class Servers:
     launcher: Launcher
     most: int
     logs: Path
-    known: dict[tuple[str, tuple[str, ...]], Served] = field(default_factory=dict)
+    known: dict[tuple[str, ...], Served] = field(default_factory=dict)
 
-    def of(self, name: str, words: tuple[str, ...], length: float = inf) -> Served:
-        """The server of a contender that the command starts with these words."""
-        made = Served(self.runtime, self.launcher, name, words, self.most, self.logs, length)
-        return self.known.setdefault((name, words), made)
-
-    @property
-    def plain(self) -> Served:
-        return next(served for (name, _), served in self.known.items() if name == "plain")
+    def of(self, name: str, words: Sequence[str], length: float = inf, environment: Sequence[str] = ()) -> Served:
+        """The server of a contender that the command starts with these words, and in this environment."""
+        unused = distinct([*(server.setting for server in self.known.values()), name])[-1]
+        launcher = self.launcher.within(environment)
+        made = Served(self.runtime, launcher, unused, words, self.most, self.logs, length)
+        return self.known.setdefault((*environment, *words), made)
 
 
 def _loads(
@@ -191,7 +190,9 @@ def _entrants(
         # A plan's draft is the same at every batch size where the engine takes a schedule.
         whole = for_all(entrant.draft), replace(usual_about, batch_size=size)
         part = export.parts[size if size in export.parts else None] if name == "chosen" else whole
-        server = servers.of(name, _words(export, *part, drafter), 0 if name == "plain" else inf)
+        written = write_served(export.method, *part)
+        longest = 0 if name == "plain" else inf
+        server = servers.of(name, _words(written.options, drafter), longest, written.environment)
         entrants[name] = replace(entrant, stepper=server, is_replayable=False)
     if present is not None:
         server = servers.of("present", split_template("present", present, ()))
@@ -199,9 +200,8 @@ def _entrants(
     return entrants
 
 
-def _words(export: Export, served: Ranges[Draft], about: About, drafter: object) -> tuple[str, ...]:
+def _words(words: Sequence[str], drafter: object) -> tuple[str, ...]:
     """What a launch command has behind its model, with the drafter that was given."""
-    words = write_served(export.method, served, about).options
     if drafter is None and (named := next(filter(None, map(DRAFTER.search, words)), None)):
         raise InvalidInput(f"`drafter` must say what the server is to load as {named[0]}: a path or a name.")
     said = {True: json.dumps(str(drafter))[1:-1], False: str(drafter)}  # within JSON or not
@@ -211,20 +211,20 @@ def _words(export: Export, served: Ranges[Draft], about: About, drafter: object)
 def in_turn(contests: Mapping[int, Contest], rounds: int, folder: Path) -> dict[int, Blocks]:
     """What servers decode of the prompts of each batch size, in turn and back again, through a journal."""
     turns: dict[Served, list[tuple[int, str]]] = {}
-    for name in dict.fromkeys(name for match in contests.values() for name in match.entrants):
+    for name in dict.fromkeys(name for match in contests.values() for name in match.contenders):
         for size, match in contests.items():
-            if name in match.entrants:
-                server = match.entrants[name].stepper
+            if name in match.contenders:
+                server = match.contenders[name].stepper
                 assert isinstance(server, Served)
                 turns.setdefault(server, []).append((size, name))
     launches = [(number, server) for number in range(rounds) for server in [*turns][:: (-1) ** number]]
     first = next(iter(turns))
     asked = {size: [(prompt.text, prompt.limit) for prompt in match.prompts] for size, match in contests.items()}
-    order = [(number, server.setting, server.options) for number, server in launches]
-    key = {"launch": first.launcher.words, "environment": first.launcher.environment, "most": first.most}
+    order = [(number, server.setting, server.options, server.launcher.environment) for number, server in launches]
+    key = {"launch": first.launcher.words, "most": first.most}
     journal = Journal(folder, {**key, "order": order, "asked": asked})
     kept = iter(journal.documents())
-    blocks: dict[int, Blocks] = {size: {name: [] for name in match.entrants} for size, match in contests.items()}
+    blocks: dict[int, Blocks] = {size: {name: [] for name in match.contenders} for size, match in contests.items()}
     with ExitStack() as stack, progress(f"Launching {len(turns)} servers {rounds} times", len(launches)) as advance:
         for number, server in launches:
             server.number = number

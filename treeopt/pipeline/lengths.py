@@ -123,7 +123,7 @@ def bench_lengths(run: RunDirectory, source: Source, options: BenchOptions, serv
                 note("No further launch is worth its time.")
                 return arms
             lasted = [launch["seconds"] for launch in launches] or [0.0]
-            if server.time_limit_s is not None and sum(lasted) + np.mean(lasted) > server.time_limit_s:
+            if options.time_limit_s is not None and sum(lasted) + np.mean(lasted) > options.time_limit_s:
                 note("The time is over: the same command with a larger `time_limit_s` goes on.")
                 return arms
             try:

@@ -46,27 +46,22 @@ class PlainAnswers:
 
     @classmethod
     def of(
-        cls,
-        setup: Setup | None,
-        drafts: Iterable[Draft],
-        prompts: Sequence[Prompt],
-        answers: Mapping[int, Answer],
-        ranks: int,
+        cls, setup: Setup | None, drafts: Iterable[Draft], prompts: Sequence[Prompt], answers: Mapping[int, Answer]
     ) -> PlainAnswers:
-        """With what the replay of these drafts needs, and so many ranks at least."""
+        """With what the replay of these drafts needs."""
         from treeopt.runtime.measure.ranks import rank_answers
         from treeopt.runtime.memory import with_less_memory
 
         texts, drafts = {place: answer.text for place, answer in answers.items()}, list(drafts)
         if setup is None:
             return cls(None, prompts, texts, None)
-        asked, answered = [prompt.text for prompt in prompts], [[*texts[place]] for place in range(len(prompts))]
+        asked, answered = [prompts[place].text for place in texts], [[*text] for text in texts.values()]
         record: RankTrace | RequestLog
         if any(draft.drafter for draft in drafts):
             room, context = setup.stop.room, setup.target.context
             record = RequestLog.of(Request([*p], a, room(p, context)) for p, a in zip(asked, answered, strict=True))
         else:
-            ranked = partial(rank_answers, setup, asked, answered, counts=record_for(drafts, ranks))
+            ranked = partial(rank_answers, setup, asked, answered, counts=record_for(drafts))
             record, _ = with_less_memory(lambda rows: ranked(batch_size=rows), AT_ONCE, note)
         return cls(setup, prompts, texts, record, setup.acceptance.record["rule"] in SAME_TEXT)
 
@@ -77,7 +72,8 @@ class PlainAnswers:
 
     def replayed(self, draft: Draft, answers: Mapping[int, Answer], is_replayable: bool) -> Replayed:
         """Steps of each answer by replay, None where there is none, and the tokens that they emit; all steps by accepted guesses."""
-        places, is_replayable = np.array([*answers]), is_replayable and self.has_one_text
+        places = np.searchsorted([*self.texts], [*answers])  # in the record
+        is_replayable = is_replayable and self.has_one_text
         if self.record is None:
             return [None] * len(places), [0] * len(places), []
         if isinstance(self.record, RequestLog):

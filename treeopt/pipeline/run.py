@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,11 +36,40 @@ if TYPE_CHECKING:
     from treeopt.runtime.session import Session
 
 
-def run_line(
-    run: RunDirectory, session: Session, wanted: LineOptions
-) -> tuple[Plan, list[Benchmark], list[str], GroupsCompared | None]:
-    """Calibrate, profile, search, bench, export, draw and report: (plan, benchmark of each entry, engines exported to,
-    groups of prompts where they are known).
+@dataclass(frozen=True)
+class Line:
+    """What the whole line came to.
+
+    benches : of each of the plan's entries
+    engines : those that files were written for
+    groups  : of prompts, where they are known
+    seconds : that each part took, those before a kill with them
+    """
+
+    plan: Plan
+    benches: list[Benchmark]
+    engines: list[str]
+    groups: GroupsCompared | None
+    seconds: dict[str, float]
+
+
+class Parts:
+    """Parts of the line with the seconds that each took; those that last are in a journal."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal, self.began = journal, time.monotonic()
+        self.seconds: dict[str, float] = {part["step"]: part.get("seconds", 0.0) for part in journal.documents()}
+
+    def finish(self, name: str, *, lasting: bool = False) -> None:
+        """The part of that name has ended, and the next begins."""
+        self.seconds[name] = time.monotonic() - self.began
+        self.began += self.seconds[name]
+        if lasting:
+            self.journal.append({"step": name, "seconds": self.seconds[name]})
+
+
+def run_line(run: RunDirectory, session: Session, wanted: LineOptions) -> Line:
+    """Calibrate, profile, search, bench, export, draw and report.
 
     Dynamic trees are recorded for drafters that an engine grows them of, trees over marginals for those of blocks.
     """
@@ -55,8 +85,9 @@ def run_line(
         else RANKS_ALONE
     )
     key = {"source": session.source.given, "drafter": session.drafter_record, **asdict(wanted)}
-    free = ("bench_prompts", "overwrite")  # may be others when a killed run continues
+    free = ("bench_prompts", "bench_limit_s", "overwrite")  # may be others when a killed run continues
     steps = Journal(run.partial("run"), {name: value for name, value in key.items() if name not in free})
+    parts = Parts(steps)
     if steps.finished() < 1:
         if wanted.engine is None:
             check_can_join(run, session.runtime(), session.provenance(seed=0), overwrite=wanted.overwrite)
@@ -64,7 +95,7 @@ def run_line(
             num_prompts=wanted.num_prompts, max_new_tokens=wanted.max_new_tokens, overwrite=wanted.overwrite
         )
         calibrate(run, session, options, counts=counts, probe_rounds=1)
-        steps.append({"step": "calibrate"})
+        parts.finish("calibrate", lasting=True)
     if steps.finished() < 2:
         timing = ProfileOptions(
             batch_sizes=wanted.batch_sizes,
@@ -74,23 +105,28 @@ def run_line(
             overwrite=wanted.overwrite,
         )
         profile(run, session, timing)
-        steps.append({"step": "profile"})
+        parts.finish("profile", lasting=True)
     if steps.finished() < 3 and run.probe.exists():
         probe_again(run, session)
-        steps.append({"step": "probe"})
+        parts.finish("probe", lasting=True)
     # The precision changes latencies, not what the engine takes.
     name = wanted.engine.partition("-")[0] if wanted.engine else None
     plan = search(run, SearchOptions(budget=wanted.budget, batch_sizes=wanted.batch_sizes, engine=name))
     note(*plan.notes)
-    decoding = BenchOptions(engine=wanted.engine, num_prompts=wanted.bench_prompts)
+    parts.finish("search")
+    decoding = BenchOptions(engine=wanted.engine, num_prompts=wanted.bench_prompts, time_limit_s=wanted.bench_limit_s)
     results = [bench(run, session, replace(decoding, batch_size=entry.batch_size)) for entry in plan.entries]
+    parts.finish("bench")
     engines = export_all(run, plan, [name] if name else [])
+    parts.finish("export")
     with progress("Drawing", None):
         drawn = list(figures.pictures(run))
         figures.draw(run, drawn=drawn)
         write_report(run, drawn=drawn)
+    groups = groups_of(run, session)
+    parts.finish("pictures")
     discard(run.partial("run"))
-    return plan, results, engines, groups_of(run, session)
+    return Line(plan, results, engines, groups, parts.seconds)
 
 
 def groups_of(run: RunDirectory, session: Session) -> GroupsCompared | None:

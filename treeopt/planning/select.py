@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from treeopt.planning.table import FIXED_BEFOREHAND, GROWN, Table
+from treeopt.records.estimate import NEGLIGIBLE
 from treeopt.trees.tree import IntArray
 
 CERTAIN = 0.975  # share of the draws in which one candidate is faster than another that it is not tied with
-NEGLIGIBLE = 0.005  # share of the throughput that a smaller tree may cost where they are tied
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,22 +1,21 @@
 """What real decoding measured, contender by contender: ``bench.json``, and their ratios.
 
-A contender stops when it is shown to be slower than the chosen tree long before the last block. There are three looks, after
-an eighth, a quarter and half of the blocks. Repeated tests find differences by chance, so a look takes an interval of 99.9 %:
-the bound of Haybittle (1971) and Peto et al. (1976, Br. J. Cancer 34, 585), which leaves the intervals at the end as they are.
-A contender that stopped keeps the interval of its look, as repeated confidence intervals do (Jennison and Turnbull 1989,
-J. R. Statist. Soc. B 51, 305): whatever stops, at most 5 % + 3 x 0.1 % of the reported intervals miss the truth.
+A benchmark goes on until its ratios are settled, so their intervals must hold however often one looks. They are asymptotic
+confidence sequences (Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas 2024, Ann. Statist. 52, 2613) on what each block adds to
+the logarithm of a ratio, with Student's t for the first few blocks: in 95 % of benchmarks all looks have the truth within them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import exp, log, sqrt
 from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
 from treeopt.errors import InvalidInput
-from treeopt.files.fields import Positive, Share
-from treeopt.records.bootstrap import SEED, conversation_draws, interval95, stderr
+from treeopt.files.fields import NotNegative, Positive, Share
+from treeopt.records.bootstrap import LEVEL, SEED, conversation_draws, stderr
 from treeopt.records.contender import Block, Contender, Quality
 from treeopt.records.estimate import Estimate
 from treeopt.records.figure import Figure
@@ -24,10 +23,10 @@ from treeopt.records.origins import JsonRecord, Provenance, RuleRecord, Runtime,
 
 FEWEST_BLOCKS = 5  # below it no interval is given
 FEWEST_LAUNCHES = 3  # below it no interval is given
-LOOKS = (8, 4, 2)  # after one block in so many
 AS_IT_COMES = "default plain"  # the contender that is plain decoding by an engine as it comes, beside an exact one
 IDLE = "chain of 0"  # the contender whose engine has a drafter that is told to guess nothing
-ERROR = 0.001  # of an interval at a look
+CHOSEN = "chosen"  # the contender with the plan's draft, unless another one has it too
+NARROWEST = 32  # blocks after which an interval is as narrow as one that holds at all looks can be
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -40,6 +39,8 @@ class Benchmark(JsonRecord):
     loop_share : share of the plain answers that ended in a loop
     skipped    : prompts or turns that were left out, and why
     processor_share : processor time of the process over the time that decoding took; None on other devices
+    judged          : the contender that decodes as the plan has it
+    time_limit_s    : limit of the decoding, where that ended it
     """
 
     file_kind = "bench"
@@ -53,6 +54,8 @@ class Benchmark(JsonRecord):
     skipped: list[SkippedRow] | None = None
     provenance: Provenance | None = None
     processor_share: Share | None = None
+    judged: str = CHOSEN
+    time_limit_s: NotNegative | None = None
 
     def contender(self, name: str) -> Contender:
         known = {contender.name: contender for contender in self.contenders}
@@ -67,7 +70,16 @@ class Benchmark(JsonRecord):
 
     @property
     def stopped(self) -> list[Contender]:
-        return [contender for contender in self.contenders if contender.stopped]
+        """Contenders that did not decode all that plain decoding did, since their comparison was settled."""
+        return [c for c in self.contenders if len(c.blocks) < len(self.contenders[0].blocks)]
+
+    @property
+    def unsettled(self) -> dict[str, Estimate | None]:
+        """The speed of the judged contender over each one that it is not told apart from, whose draft is another."""
+        drafts = {contender.name: contender.draft for contender in self.contenders}
+        rivals = [name for name, draft in drafts.items() if self.judged in drafts and draft != drafts[self.judged]]
+        ratios = {name: self.speedup(self.judged, name) for name in rivals}
+        return {name: ratio for name, ratio in ratios.items() if ratio is None or not ratio.is_settled}
 
     @property
     def groups(self) -> list[str]:
@@ -83,23 +95,14 @@ class Benchmark(JsonRecord):
     def speedup(self, name: str, baseline: str | None = None, *, group: str | None = None) -> Estimate | None:
         """Tokens per second over the baseline's, paired by block and round.
 
-        The interval is by a bootstrap over blocks, and over launches too where rounds are launches. None where nothing was
-        timed (every block had too few prompts for a full batch). Where one of the two stopped early, the ratio is of what both
-        decoded, with the interval of the look that stopped it.
+        It is of the blocks that both decoded; None where nothing was timed, since no block had prompts for a full batch.
         """
         baseline = baseline or self.baseline
         both = [[b for b in self.contender(each).blocks if group in (None, b.group)] for each in (name, baseline)]
-        pairs = paired(*both)
-        if not len(pairs):
-            return None
-        ends = None
-        if self.is_launched:
-            ends = launches_interval(*both) if name != baseline else (1.0, 1.0)
-        elif {name, baseline} & {contender.name for contender in self.stopped}:
-            ends = look_interval(pairs)
-        elif len(pairs) >= FEWEST_BLOCKS:
-            ends = interval95(rates_ratio(conversation_draws(len(pairs)) @ pairs), len(pairs))
-        return Estimate(float(rates_ratio(pairs.sum(0))), None, *(ends or ()))
+        ratio = ratio_of(paired(*both))
+        if ratio is None or not self.is_launched or name == baseline:
+            return ratio
+        return Estimate(ratio.value, None, *(launches_interval(*both) or ()))
 
     def figure(self, name: str) -> Figure:
         """What was measured of a contender; its latencies are those that give its tokens per second and its speedup."""
@@ -137,12 +140,6 @@ class Benchmark(JsonRecord):
         return self._runtime.get("about") or ""
 
     @property
-    def judged(self) -> str:
-        """The contender that is judged: the plan's tree, or what stands for it in another runtime."""
-        names = [contender.name for contender in self.contenders]
-        return names[1] if self.engine and "chosen" not in names and len(names) > 1 else "chosen"
-
-    @property
     def acceptance(self) -> RuleRecord:
         """The rule that was decoded by; empty where the file does not say."""
         known: RuleRecord = (self.provenance and self.provenance.acceptance) or RuleRecord()
@@ -152,6 +149,11 @@ class Benchmark(JsonRecord):
     def shown(self) -> dict[str, object]:
         speedups = {c.name: speedup for c in self.contenders if (speedup := self.speedup(c.name))}
         return {"rounds": self.rounds, "speedup": speedups}
+
+
+def block_prompts(batch_size: int) -> int:
+    """Prompts that are decoded together: only steps with all rows live are timed, so there are some to refill rows with."""
+    return 1 if batch_size == 1 else 2 * batch_size
 
 
 def paired(ours: Sequence[Block], theirs: Sequence[Block]) -> Any:
@@ -171,22 +173,27 @@ def rates_ratio(sums: Any) -> Any:
     return sums[..., 0] / sums[..., 1] / (sums[..., 2] / sums[..., 3])
 
 
-def look_interval(pairs: Any) -> tuple[float, float] | None:
-    """The interval of a ratio of rates at a look; None for too few blocks.
+def ratio_of(pairs: Any) -> Estimate | None:
+    """The ratio of rates with its interval, which holds at all looks together; without one for too few blocks, None for no block.
 
     pairs : (n, 4) of `rates_ratio`
 
-    By Student's t on the logarithm, with the bootstrap's standard error: so far out percentiles would need more draws.
+    >>> print(ratio_of(np.array([[50, 1.0, 80, 1.0], [50, 1.1, 82, 1.1]] * 3)), ratio_of(np.array([[50, 1.0, 80, 1.0]] * 4)))
+    0.62 [0.59, 0.64] 0.62
     """
-    from scipy.stats import t
+    from scipy.special import ndtr, stdtrit  # of scipy.stats, which takes a second to import
 
-    pairs = np.asarray(pairs, dtype=float)
-    pairs = pairs[(pairs[:, 1] > 0) & (pairs[:, 3] > 0)]
-    if (n := len(pairs)) < FEWEST_BLOCKS:
+    if not (n := len(pairs)):
         return None
-    middle, error = np.log(rates_ratio(pairs.sum(0))), stderr(np.log(rates_ratio(conversation_draws(n) @ pairs)), n)
-    reach = t.ppf(1 - ERROR / 2, n - 1) * error
-    return float(np.exp(middle - reach)), float(np.exp(middle + reach))
+    ratio = float(rates_ratio(sums := pairs.sum(0)))
+    if n < FEWEST_BLOCKS:
+        return Estimate(ratio)
+    error = (pairs / sums @ [1, -1, -1, 1]).std(ddof=1) * sqrt(n)  # of the logarithm
+    miss = 1 - LEVEL
+    share = n / NARROWEST * (log(1 - 2 * log(miss)) - 2 * log(miss))
+    reach = sqrt(2 * (1 + 1 / share) * log(sqrt(1 + share) / miss))
+    factor = exp(error * stdtrit(n - 1, ndtr(reach)))
+    return Estimate(ratio, None, ratio / factor, ratio * factor)
 
 
 def launches_interval(ours: Sequence[Block], theirs: Sequence[Block]) -> tuple[float, float] | None:
@@ -220,13 +227,3 @@ def _log_rates(blocks: Sequence[Block], prompts: Sequence[tuple[int, ...]], seed
     tokens, seconds = ((of_rounds @ amounts * of_prompts).sum(1) for amounts in sums)
     total = sums.sum((1, 2))
     return np.log(np.maximum(tokens, 1e-9) / np.maximum(seconds, 1e-9)), float(np.log(total[0] / total[1]))
-
-
-def loses_by_far(pairs: Any) -> bool:
-    """Whether a contender is shown to be slower than another by a look's interval.
-
-    >>> loses_by_far([[50, 1.0, 80, 1.0], [50, 1.1, 82, 1.1]] * 3), loses_by_far([[50, 1.0, 80, 1.0]] * 4)
-    (True, False)
-    """
-    ends = look_interval(pairs)
-    return ends is not None and ends[1] < 1

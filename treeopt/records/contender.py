@@ -145,7 +145,6 @@ class Contender:
     accepted           : how many steps emitted 0, 1, ... guesses; replayed_accepted, how many of the replay
     predicted_accepted : share of the steps, before this run
     spread             : whether a server's sum of steps is spread over the answers, whose steps are not known
-    stopped            : whether it lost by far and stopped before the last block: its figures are of what it decoded
     """
 
     name: str
@@ -159,7 +158,6 @@ class Contender:
     accepted: list[Count] = field(default_factory=list)
     replayed_accepted: list[Count] = field(default_factory=list)
     predicted_accepted: list[Share] = field(default_factory=list)
-    stopped: bool = False
     spread: bool = False
 
     @property

@@ -12,6 +12,7 @@ from typing_extensions import Self
 from treeopt.records.bootstrap import interval95, stderr
 
 Z95 = 1.959964  # half of a 95 % interval in standard errors
+NEGLIGIBLE = 0.005  # share of a speed that does not matter
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +53,17 @@ class Estimate(float):
         if self.low is None or self.high is None:
             return None
         return log(self.high / self.low) / (2 * Z95)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether its interval leaves out 1, or everything beyond `NEGLIGIBLE` of 1.
+
+        >>> Estimate(1.2, low=1.1, high=1.3).is_settled, Estimate(1.2, low=0.9, high=1.5).is_settled, Estimate(1.2).is_settled
+        (True, False, False)
+        """
+        if self.low is None or self.high is None:
+            return False
+        return not self.low <= 1 <= self.high or 1 - NEGLIGIBLE < self.low <= self.high < 1 + NEGLIGIBLE
 
     def __str__(self) -> str:
         if self.low is not None:

@@ -222,10 +222,16 @@ class BenchOptions(Options):
     """What is decoded, by what."""
 
     batch_size: int | None = option("which of the plan's; by default its first", least=1, common=True)
-    num_prompts: int | None = option("held-out prompts; by default 64, or 10 a row", least=1, common=True)
+    num_prompts: int | None = option("held-out prompts at most; by default 64, or 20 a row", least=1, common=True)
     max_new_tokens: int | None = option("longest answer; by default as calibrated", least=1)
     rounds: int | None = option(
-        "times that every contender decodes every prompt; by default 1, or 3 launches", least=1, common=True
+        "times that every contender decodes every prompt at most; by default 1, or 3 launches", least=1, common=True
+    )
+    time_limit_s: float | None = option(
+        "seconds of decoding at most, if the verdict is not settled before; with ``lengths``, of all launches together",
+        above=0,
+        flag="--time-limit",
+        common=True,
     )
     engine: str | None = option(
         f"have another runtime decode: transformers, {ENGINES_THAT_RUN}. With ``launch`` whose server it is: vllm, llama-cpp, with "
@@ -255,9 +261,6 @@ class Server(Options):
         common=True,
     )
     clients: Sequence[int] = option("with ``lengths``, how many prompts are answered at once: 1,4,16", (1,), least=1)
-    time_limit_s: float | None = option(
-        "with ``lengths``, seconds of all launches together", above=0, flag="--time-limit"
-    )
     present: str | None = option(
         "the options of speculation that you serve with now, in place of {options}", metavar="OPTIONS"
     )
@@ -294,7 +297,8 @@ class LineOptions(Options):
     engine: str | None = option(f"time, plan for and decode in this runtime: {ENGINES_THAT_RUN}", common=True)
     num_prompts: int = option("prompts to calibrate on", 128, least=1, common=True)
     max_new_tokens: int = option("longest answer", 128, least=1, common=True)
-    bench_prompts: int | None = option("held-out prompts; by default 64, or 10 a row", least=1)
+    bench_prompts: int | None = option("held-out prompts at most; by default 64, or 20 a row", least=1)
+    bench_limit_s: float = option("seconds of decoding them at most", 60.0, above=0, flag="--bench-limit", common=True)
     time_limit_s: float = option("seconds for timing steps", 45.0, above=0, flag="--time-limit", common=True)
     overwrite: bool = option("replace other measurements of the run", False, common=True)
 

@@ -32,9 +32,7 @@ def bench_tables(bench: Benchmark) -> list[Table]:
         Column("tokens/step\npredicted", lambda c: pm(c.predicted.tokens_per_step), spare=1),
         Column("tokens/step\nmeasured", lambda c: pm(c.rate_of())),
         Column("\ntokens/s", lambda c: pm(c.tokens_per_s, 0)),
-        Column(
-            "speedup\n[95 % interval]", lambda c: "slower (stopped)" if c.stopped else str(bench.speedup(c.name) or "–")
-        ),
+        Column("speedup\n[95 % interval]", lambda c: str(bench.speedup(c.name) or "–")),
     ]
     if bench.is_launched:
         columns.append(Column("ms/token\np50, p95", lambda c: ", ".join(f"{ms:.3g}" for ms in c.token_ms or ()) or "–"))
@@ -145,7 +143,7 @@ def text_price(acceptance: Mapping[str, Any] | None, bench: Benchmark | None) ->
     """What a rule that does not keep the target's distribution costs the chosen tree's texts; empty for the others."""
     if rule_of(acceptance) != "typical":
         return ""
-    quality = (bench.quality or {}).get("chosen") if bench else None
+    quality = (bench.quality or {}).get(bench.judged) if bench else None
     if quality is None:
         return "What the rule costs in text is not measured yet."
     apart, is_less = replace(quality.difference, value=abs(quality.difference)), quality.difference <= 0

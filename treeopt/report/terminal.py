@@ -14,7 +14,7 @@ from treeopt.errors import spoken
 from treeopt.files.notes import LOGGER
 from treeopt.files.shell import printable
 
-Advance = Callable[[float], None]
+Advance = Callable[..., None]  # by so much of the total; and the title from now on
 PIPED = 120  # characters of a line that is not a terminal's
 
 
@@ -52,6 +52,6 @@ def progress(title: str, total: float | None) -> Iterator[Advance]:
         *columns, console=console, disable=not (console.is_terminal and LOGGER.isEnabledFor(logging.INFO))
     ) as bar:
         task = bar.add_task(title, total=total)
-        yield lambda amount: bar.update(task, advance=amount)
+        yield lambda amount, title=None: bar.update(task, advance=amount, description=title)
         if total:
             bar.update(task, completed=total)

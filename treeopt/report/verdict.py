@@ -7,13 +7,13 @@ rivals   the other contenders, plain decoding aside
 """
 
 from collections.abc import Mapping, Sequence
+from math import log
 
 from treeopt.files.shell import command_line
 from treeopt.latency.costs import margins_of_error
 from treeopt.latency.rounds import busy
-from treeopt.planning.select import NEGLIGIBLE
-from treeopt.records.benchmark import AS_IT_COMES, Benchmark
-from treeopt.records.estimate import Estimate
+from treeopt.records.benchmark import AS_IT_COMES, FEWEST_BLOCKS, FEWEST_LAUNCHES, Benchmark, block_prompts
+from treeopt.records.estimate import NEGLIGIBLE, Estimate
 from treeopt.records.plan import Plan, PlanEntry, by_batch_size
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
@@ -32,22 +32,29 @@ CONTENDERS = {  # in a table, in a sentence
     "present": ("as it is served now", "what is served now"),
     "usual": ("the engine's usual setting", "the engine's usual setting"),
 }
+PLAIN = ("plain", AS_IT_COMES)
 ADVICE = ": serve the model without it"
 NO_TREE_PAYS = "No tree pays here: serve the model without speculation."
 
 
 def label(bench: Benchmark, name: str) -> str:
     """What a contender is called in tables."""
+    known = CONTENDERS.get(name, (name, name))[0]
     if name == bench.judged != "chosen":
-        return f"{name}, chosen by treeopt" if name in ANEW else f"{name}, for the plan's tree"
-    return CONTENDERS.get(name, (name, name))[0]
+        return f"{known}, chosen by treeopt" if name in (*ANEW, *PLAIN) else f"{known}, for the plan's tree"
+    return known
 
 
 def subject(bench: Benchmark) -> str:
     """The beginning of a sentence on the contender that is judged."""
     if bench.judged == "chosen":
         return "The chosen setting" if bench.contender("chosen").draft.drafter else "The chosen tree"
-    return {"dynamic": "The dynamic tree", "ddtree": "The tree over marginals"}.get(bench.judged, f"The {bench.judged}")
+    named = {
+        "dynamic": "The dynamic tree",
+        "ddtree": "The tree over marginals",
+        **dict.fromkeys(PLAIN, "Plain decoding"),
+    }
+    return named.get(bench.judged, f"The {bench.judged}")
 
 
 def outcome(speedup: Estimate | None) -> str:
@@ -110,17 +117,58 @@ def timing_caveats(profile: LatencyProfile, remedy: str = "") -> list[str]:
 
 
 def decoding_caveats(bench: Benchmark) -> list[str]:
-    """What makes a benchmark's figures unsure, in sentences: a busy machine, contenders that stopped early."""
-    caveats = [busy(bench.processor_share)]
+    """What makes a benchmark's figures unsure, in sentences: a busy machine, too little that was timed, what is not settled."""
+    caveats, how = [busy(bench.processor_share), missing(bench)], ended(bench)
+    if how:
+        caveats.append(f"{how[0].upper()}{how[1:]}.")
     if bench.stopped:
         named = ", ".join(f"{label(bench, c.name)} after {count(c.compared, 'answer')}" for c in bench.stopped)
-        caveats.append(f"Stopped early, since shown to be slower than the chosen tree: {named}.")
+        caveats.append(f"Settled before: {named}.")
+    if unsettled := [_unsettled(bench, name, ratio) for name, ratio in bench.unsettled.items() if ratio] if how else []:
+        caveats.append(f"Not settled: the chosen setting beside {', '.join(unsettled)}.")
     return [*filter(None, caveats)]
+
+
+def ended(bench: Benchmark) -> str:
+    """Why decoding ended; empty where it goes on to the end in any case, since its rounds are launches or nothing is judged."""
+    if bench.is_launched or bench.judged not in [contender.name for contender in bench.contenders]:
+        return ""
+    answers = count(bench.contenders[0].compared, "answer")
+    if not bench.unsettled:
+        return f"settled after {answers}"
+    if bench.time_limit_s is not None:
+        return f"stopped at the limit of {bench.time_limit_s:g} s, after {answers}"
+    return f"ended with the last prompt, after {answers}"
+
+
+def _unsettled(bench: Benchmark, name: str, ratio: Estimate) -> str:
+    """A contender that is not told apart from the chosen one, and how many answers might."""
+    told = f"{label(bench, name)}, {times(ratio)} as fast"
+    if ratio.low is None or ratio.high is None:
+        return told
+    half, gap = log(ratio.high / ratio.low) / 2, max(abs(log(ratio)), NEGLIGIBLE)
+    wanted = float(f"{bench.contenders[0].compared * (half / gap) ** 2:.2g}")
+    return f"{told} (some {wanted:,.0f} answers would tell)"
+
+
+def missing(bench: Benchmark) -> str:
+    """What is missing for intervals; empty where nothing is."""
+    first = bench.contenders[0]
+    if bench.is_launched and bench.rounds < FEWEST_LAUNCHES:
+        return f"{bench.rounds} of the {FEWEST_LAUNCHES} launches that intervals need were made."
+    if len({tuple(block.prompts) for block in first.blocks}) >= FEWEST_BLOCKS:
+        return ""
+    size = first.batch_size
+    needed = FEWEST_BLOCKS + size - 1 if bench.is_launched else FEWEST_BLOCKS * block_prompts(size)
+    return (
+        f"At batch size {size} {count(first.compared, 'prompt')} make fewer than {FEWEST_BLOCKS} blocks: {needed} are needed "
+        "for intervals."
+    )
 
 
 def weighed(bench: Benchmark) -> tuple[list[str], list[str]]:
     """What a benchmark says against the chosen tree: plain decoding is as fast, a rival is faster; and how it stands to
-    the rivals that it does not lose against: a chain that it ties, the published tree.
+    the rivals that it does not lose against: the fastest, a chain that it ties, the published tree.
 
     Two empty lists where nothing was timed.
     """
@@ -131,21 +179,23 @@ def weighed(bench: Benchmark) -> tuple[list[str], list[str]]:
     if chosen.size > 1:
         beginning = subject(bench)
         against += filter(None, [doubt(speedup)])
-    for rival in bench.contenders:
-        ratio = bench.speedup(chosen.name, rival.name)
-        if rival.size == 1 or rival.draft == chosen.draft or ratio is None or ratio.low is None:
+    rivals = [rival for rival in bench.contenders if rival.size > 1 and rival.draft != chosen.draft]
+    ratios = {rival.name: ratio for rival in rivals if (ratio := bench.speedup(chosen.name, rival.name))}
+    for name, ratio in sorted(ratios.items(), key=lambda pair: pair[1]):
+        called, is_fastest = CONTENDERS.get(name, (name, name))[1], ratio == min([1.0, *ratios.values()])
+        if outcome(ratio) == "loss":
+            against.append(f"{beginning} loses against {called}: it decodes {times(ratio)} as fast.")
+        elif is_fastest and ratio < 1:
+            ties.append(
+                f"The fastest is {called}, not beyond noise: {beginning[0].lower()}{beginning[1:]} decodes {times(ratio)} as fast."
+            )
+        elif bench.engine or name not in (PUBLISHED, "chain") or ratio.low is None:
             continue
-        name, (low, high) = CONTENDERS.get(rival.name, (rival.name, rival.name))[1], ratio.ends
-        if high < 1:
-            against.append(f"{beginning} loses against {name}: it decodes {times(ratio)} as fast.")
-        elif bench.engine or rival.name not in (PUBLISHED, "chain"):
-            continue
-        elif low <= 1:
-            ties.append(f"{beginning} is not shown to be faster than {name}: it decodes {times(ratio)} as fast.")
+        elif outcome(ratio) == "open":
+            ties.append(f"{beginning} is not shown to be faster than {called}: it decodes {times(ratio)} as fast.")
         else:
-            faster = "faster than" if rival.stopped else f"{times(ratio)} as fast as"
-            rows = f" of {rival.size} rows" if rival.name == PUBLISHED else ""
-            won.append(f"{beginning} is {faster} {name}{rows}.")
+            rows = f" of {bench.contender(name).size} rows" if name == PUBLISHED else ""
+            won.append(f"{beginning} is {times(ratio)} as fast as {called}{rows}.")
     return against, ties + won
 
 
@@ -283,7 +333,7 @@ def _finding(entry: PlanEntry, bench: Benchmark) -> str:
     if speedup is None:
         return "nothing was timed, since the prompts are too few for a full batch"
     kind = "dynamic tree" if entry.draft.kind == "dynamic" else entry.draft.kind
-    end = ENDS[outcome(speedup)]
+    end = "".join([ENDS[outcome(speedup)], f" ({how})" if (how := ended(bench)) else ""])
     return f"a {kind} of {count(entry.chosen.size, 'row')} {pace(speedup, over(bench))}{end}"
 
 
@@ -295,6 +345,9 @@ def _next(pairs: Sequence[tuple[PlanEntry, Benchmark]], engines: Sequence[str]) 
     for entry, bench, result in shown:
         if result not in ("gain", "loss"):
             prompts = len({answer.id for answer in bench.contenders[0].sequences})
+            more: list[object] = ["--num-prompts", max(2 * prompts, 8)]
+            if bench.time_limit_s is not None:
+                more = ["--time-limit", f"{4 * bench.time_limit_s:g}"]
             size = ["--batch-size", entry.batch_size] if len(pairs) > 1 else []
-            return "More prompts may tell", ["bench", "--num-prompts", max(2 * prompts, 8), *size]
+            return "More prompts may tell", ["bench", *more, *size]
     return "For all figures in one page", ["report"]

@@ -14,8 +14,9 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
@@ -48,16 +49,18 @@ class Launcher:
     ) -> Launcher:
         """Raises InvalidInput unless it has the places that are needed."""
         words = list(split_template("launch", text, PLACES))
-        environment = {}
-        while words and ASSIGNED.match(words[0]):
-            name, _, value = words.pop(0).partition("=")
-            environment[name] = value
-        launcher = cls(tuple(words), within_s, environment)
+        assigned = list(takewhile(ASSIGNED.match, words))
+        launcher = cls(tuple(words[len(assigned) :]), within_s).within(assigned)
         if missing := [place for place in needed if not launcher.has(place)]:
             raise InvalidInput(
                 f"`launch` must have {' and '.join(f'{{{place}}}' for place in needed)} in it, but has no {{{missing[0]}}}."
             )
         return launcher
+
+    def within(self, assignments: Sequence[str]) -> Launcher:
+        """The command with more assignments before it."""
+        named = {name: value for name, _, value in (word.partition("=") for word in assignments)}
+        return replace(self, environment={**self.environment, **named})
 
     def has(self, place: str) -> bool:
         return any(f"{{{place}}}" in word for word in self.words)

@@ -22,7 +22,7 @@ def accepted_chart(bench: Benchmark) -> Chart:
 
     Raises OutOfRange where the benchmark has none of them.
     """
-    of = bench.contender("chosen")
+    of = bench.contender(bench.judged)
     counted = zip(style.KINDS, map(np.array, (of.predicted_accepted, of.replayed_accepted, of.accepted)), strict=True)
     known = {kind: counts.astype(float) for kind, counts in counted if counts.sum()}
     if not known:
@@ -42,7 +42,7 @@ def accepted_chart(bench: Benchmark) -> Chart:
         "95 % interval, steps as independent" if "measured" in known else None,
     )
     lengths = [str(n) for n in range(max(map(len, known.values())))]
-    title = f"Accepted guesses per step: {label(bench, 'chosen')}"
+    title = f"Accepted guesses per step: {label(bench, bench.judged)}"
     return Chart(title, caption, [Panel(series, "accepted guesses in a step", "share of steps", scale=lengths)])
 
 
@@ -60,10 +60,7 @@ def _about(bench: Benchmark) -> str:
 def contenders_chart(bench: Benchmark) -> Chart:
     """Speedups with their 95 % intervals, and tokens per step predicted, replayed and measured; below them the groups."""
     contenders = bench.contenders
-    rows = []
-    for contender in contenders:
-        size = f"{contender.size}, stopped" if contender.stopped else str(contender.size)
-        rows.append(f"{style.short(label(bench, contender.name))} ({size})")
+    rows = [f"{style.short(label(bench, contender.name))} ({contender.size})" for contender in contenders]
     rates: dict[str, list[float | None]] = {
         "predicted": [contender.predicted.tokens_per_step for contender in contenders],
         "replayed": [contender.replayed_tokens_per_step for contender in contenders],
@@ -75,14 +72,14 @@ def contenders_chart(bench: Benchmark) -> Chart:
         if known:
             y, x = zip(*known, strict=True)
             marks.append(Series(kind, x, y, look={**style.KINDS[kind], "linestyle": "none"}))
-    speedups = [None if contender.stopped else bench.speedup(contender.name) for contender in contenders]
+    speedups = [bench.speedup(contender.name) for contender in contenders]
     names = "contender (rows per step)"
     panels = [
         _speedups("Speedup", names, rows, speedups),
         Panel(marks, "tokens per step", names, "Tokens per step", rows=rows, height=_height(rows)),
     ]
-    if groups := bench.groups if "chosen" in [contender.name for contender in contenders] else []:
-        found = [bench.speedup("chosen", group=group) for group in groups]
+    if groups := bench.groups if bench.judged in [contender.name for contender in contenders] else []:
+        found = [bench.speedup(bench.judged, group=group) for group in groups]
         rows = [style.short(group or "(no group)") for group in groups]
         panels.append(_speedups("Chosen tree by group", "group", rows, found))
     sure = all(ratio is None or ratio.low is not None for ratio in speedups)

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from treeopt.engines.vllm import STARTED, config_of
+from treeopt.engines.vllm import ENVIRONMENT, config_of
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.records.drafters import LOOKED_UP
 from treeopt.runtime.checkpoints.save import save_heads
@@ -140,7 +140,7 @@ class Vllm(Stepper):
             self._workers.pop(other).end()
         name, runner = str(length), list[str]()
         if length is not None and not isinstance(length, int):
-            name, runner = length.name, STARTED[length.drafter][0].split()
+            name, runner = length.name, ENVIRONMENT.get(length.drafter, [])
         log = Path(self._place.name) / f"{name}.log"
         self._workers[length] = Worker(
             self.python, log, self._arguments(length, table), dict(word.split("=") for word in runner)
