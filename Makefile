@@ -11,7 +11,7 @@ GPU_PYTHON := $(if $(filter file,$(origin PYTHON)),$(firstword $(wildcard $(BIN)
 # Tests in OpenVINO convert their models by the optimum-cli that `make .venv/.openvino` installs, and skip without it.
 PYTEST := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test answers test-long test-all engines engines-start gpu gpu-dry lint docs wheel clean
+.PHONY: demo test answers test-long test-all engines engines-start gpu gpu-dry lint docs pages wheel clean
 
 demo: .venv/.installed ## Find the best tree for the built-in demo model, here, and prove it
 	$(BIN)/treeopt run
@@ -47,6 +47,9 @@ lint: .venv/.test ## Check style and types
 
 docs: .venv/.test ## Build the documentation into build/site, every link checked
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/site
+
+pages: .venv/.test ## Write what README and docs show anew: outputs of commands and pictures, some ten minutes on a quiet machine
+	$(BIN)/python -m tests.test_pages
 
 wheel: .venv/.test ## Build the wheel, and test it with the sources gone
 	rm -rf dist

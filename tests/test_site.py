@@ -191,9 +191,3 @@ def test_commands_on_the_pages_exist_with_their_options():
             assert {word for word in words if word.startswith("--")} <= known | {"--help"}, line
             checked += 1
     assert checked > 20
-
-
-def test_every_shown_output_names_its_command():
-    """So that it can be made anew."""
-    text = page("tutorial")
-    assert len(re.findall(r"<!-- output: treeopt .* -->\n```text\n.", text)) == text.count("<!-- output:") > 8

@@ -1,0 +1,117 @@
+"""What README and docs show is what treeopt prints and draws. `make pages` writes it anew; it names pages to write some.
+
+A page has a file in a block with a title, and what a command prints in a block below `<!-- output: COMMAND -->`, both
+streams or a part of the lines where the comment says so. The commands of a page share a folder.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from treeopt.cli import cli
+from treeopt.records.plan import Plan
+
+ROOT = Path(__file__).resolve().parents[1]
+README = "README.md"
+PAGES = (README, "docs/tutorial.md", "docs/your-server.md")
+BLOCK = re.compile(
+    r'^```text title="(?P<file>[^"\n]+)"\n(?P<text>[^`]+)^```\n'
+    r"|^(?P<mark><!-- output: treeopt (?P<words>[^(\n]+?)"
+    r'(?: \((?P<stream>stderr|both streams)\)| \(from "(?P<first>.+?)" to "(?P<last>.+?)"\))? -->\n```text\n)[^`]*^```\n',
+    re.MULTILINE,
+)
+GROUPS = (
+    "calibrate --run groups --group-by module --num-prompts 96",
+    "search --run groups",
+    "plot groups --run groups",
+)
+
+
+def printed(words: str, stream: str | None = None) -> str:
+    """What a command prints on lines of 100 characters."""
+    result = CliRunner(env={"COLUMNS": "100"}).invoke(cli, shlex.split(words), catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    text = {None: result.stdout, "stderr": result.stderr, "both streams": result.output}[stream]
+    return "".join(line.rstrip() + "\n" for line in text.splitlines())
+
+
+def part(text: str, first: str, last: str) -> str:
+    """The lines of a text from one that begins with ``first`` to the next one that begins with ``last``."""
+    found = re.search(rf"^{re.escape(first)}.*?^{re.escape(last)}.*?\n", text, re.MULTILINE | re.DOTALL)
+    assert found, text
+    return found[0]
+
+
+def written_anew(block: re.Match[str]) -> str:
+    """A block of a page with what its command prints here; a file is written here and stays as it is."""
+    if block["file"]:
+        Path(block["file"]).write_text(block["text"], encoding="utf-8")
+        return block[0]
+    text = printed(block["words"], block["stream"])
+    if block["first"]:
+        text = part(text, block["first"], block["last"])
+    return f"{block['mark']}{text}```\n"
+
+
+def without_models(block: re.Match[str]) -> bool:
+    return bool(block["file"]) or block["words"].startswith("tune ") or " --calibration " in block["words"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_show_what_is_printed(page, tmp_path, monkeypatch):
+    """Where no model is run; what is measured differs from run to run."""
+    monkeypatch.chdir(tmp_path)
+    for block in filter(without_models, BLOCK.finditer((ROOT / page).read_text("utf-8"))):
+        assert written_anew(block) == block[0]
+
+
+def test_every_output_of_a_page_can_be_written_anew():
+    for page in PAGES:
+        text = (ROOT / page).read_text("utf-8")
+        outputs = [block for block in BLOCK.finditer(text) if block["words"]]
+        assert len(outputs) == text.count("<!-- output:") > 0, page
+
+
+def test_the_readme_claims_what_its_command_chooses(tmp_path, monkeypatch):
+    """Its claim for a model that is not here: the rows, and the speedups over plain decoding and over the best chain."""
+    monkeypatch.chdir(tmp_path)
+    text = " ".join((ROOT / README).read_text("utf-8").split())
+    command, claim = re.findall(r"`treeopt (search --calibration [^`]+)` (.*?) chain", text)[0]
+    printed(command)
+    entry = Plan.load("treeopt-run/plan.json").entries[0]
+    speedup, chain = entry.chosen.speedup.value, entry.others["chain"].speedup.value
+    numbers = [f"{entry.chosen.size}", f"{speedup:.2f}", f"{speedup / chain:.2f}"]
+    assert re.findall(r"\d+(?:\.\d+)?", claim) == numbers
+
+
+def test_the_readme_fits_ninety_lines_and_says_how_to_set_up_first():
+    lines = (ROOT / README).read_text("utf-8").splitlines()
+    assert len(lines) <= 90
+    assert [line.split("#")[0].strip() for line in lines if line.startswith("make ")] == ["make demo", "make test"]
+    assert "make test" in "\n".join(lines[:12])
+
+
+def draw() -> None:
+    """Write the pictures of the run here, and of one by groups, into docs/images."""
+    for words in GROUPS:
+        printed(words)
+    for picture in (*Path("treeopt-run/figures").glob("*.png"), Path("groups/figures/groups.png")):
+        shutil.copy(picture, ROOT / "docs" / "images")
+
+
+if __name__ == "__main__":
+    for page in sys.argv[1:] or PAGES:
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            text = BLOCK.sub(written_anew, (ROOT / page).read_text("utf-8"))
+            (ROOT / page).write_text(text, encoding="utf-8")
+            if page == README:
+                draw()
+            os.chdir(ROOT)
