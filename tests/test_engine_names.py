@@ -129,3 +129,15 @@ def test_no_suggestion():
     """A name that is like none gets no suggestion."""
     with pytest.raises(Unsupported, match=r"but got 'triton'\.$"):
         engine_named("triton")
+
+
+def test_tree_that_an_engine_does_not_take(tmp_path):
+    """A search for an engine of chains says what the tree would bring that the same search without the engine chooses."""
+    search = ("search", "--calibration", "vicuna-7b-medusa1", "--budget", "8", "--run", tmp_path)
+    tree = json.loads(invoke(*search, "--json").stdout)["entries"][0]["chosen"]
+    chain = json.loads(invoke(*search, "--for", "TGI", "--json").stdout)["entries"][0]
+    assert chain["warnings"][-2:] == [
+        "tgi takes chains only.",
+        f"At batch size 1 the best draft (8 rows, 2 deep) would bring {tree['tokens_per_step']:.2f} tokens per step, "
+        f"the chain of 5 {chain['chosen']['tokens_per_step']:.2f}.",
+    ]

@@ -222,6 +222,11 @@ def test_chain_of_plan_of_trees(engine, kind):
     written = export_plan(plan, engine)
     assert READERS[engine, method_of(engine, kind).name](written.files) == ((1, None, plan[1].best("chain").depth),)
     assert written.notes[0] == f"{engine} takes chains only: written is the best of the plan's chains."
+    tree, chain = plan[1].chosen, plan[1].best("chain")
+    assert written.notes[1] == (
+        f"At batch size 1 the best draft ({tree.draft.words}) would bring {tree.tokens_per_step:.2f} tokens per step, "
+        f"the {chain.draft.words} {chain.tokens_per_step:.2f}."
+    )
     with pytest.raises(InvalidInput, match=f"takes chains only.*treeopt search --for {engine}"):
         export(plan[1].tree, engine)
 

@@ -15,6 +15,7 @@ from tests.helpers.engine_rows import READERS
 from tests.helpers.runs import at_speed, some_bench
 from tests.helpers.steps import request_of
 from treeopt.cli import cli
+from treeopt.engines.registry import method_of
 from treeopt.errors import InvalidInput
 from treeopt.growth.rates import Rates
 from treeopt.pipeline.export import export_to
@@ -26,7 +27,8 @@ from treeopt.records.calibration import Calibration
 from treeopt.records.exchange import ExportOptions
 from treeopt.records.plan import Plan, PlanEntry, PlannedEngine
 from treeopt.records.profile import LatencyProfile, StepTiming
-from treeopt.report.plan_table import certainty, mixture, schedule, trees_table, written_for
+from treeopt.report.export_notes import load_notes
+from treeopt.report.plan_table import certainty, mixture, schedule, trees_table
 from treeopt.report.verdict import doubts
 from treeopt.trees.draft import TreeSize
 from treeopt.trees.shapes import Limits
@@ -136,7 +138,7 @@ def test_a_mix_has_totals():
     assert [certainty(entry) for entry in plan] == [""] * 3, "a single batch size was not chosen for"
     assert "share of the time" in mixture(plan)
     assert [row[0] for row in trees_table(plan).rows] == ["1 (50%)", "4 (25%)", "8 (25%)", "mix"]
-    assert "50% of the time at 1" in written_for(plan, [None])[0]
+    assert "50% of the time at 1" in load_notes(plan, [None], method_of("medusa"))[0]
     assert mixture(alone) == schedule(plan) == ""
 
 
@@ -166,10 +168,32 @@ def test_an_engine_of_one_tree_gets_a_folder_for_each_batch_size(tmp_path):
         choices = yaml.safe_load(files[f"batch-size-{entry.batch_size}/medusa_choices.yml"])
         assert choices == entry.tree.choices
         assert f"{entry.batch_size} ({entry.chosen.size} rows, {entry.chosen.depth} deep)" in notes
-    assert "Written for each batch size" in notes
+    for entry in plan:
+        losses = ", ".join(
+            f"{100 * true_loss(plan, entry, size):.0f} % slower at {size}"
+            for size in (1, 4, 8)
+            if size != entry.batch_size
+        )
+        assert f"The draft of batch size {entry.batch_size} beside the best of the others: {losses}." in notes
+    assert "One draft for all: treeopt search --batch-size 1:SHARE,4:SHARE,8:SHARE" in notes
     one, notes = exported(plan, "tensorrt-llm", tmp_path / "one", batch_size=4)
     assert yaml.safe_load(one["medusa_choices.yml"]) == plan[4].tree.choices
-    assert f"Written for batch size 4 ({plan[4].chosen.size} rows" in notes
+    assert f"Written for batch size 4 ({plan[4].chosen.size} rows, {plan[4].chosen.depth} deep), not for 1, 8." in notes
+    assert "The draft of batch size 4 beside the best of the others" in notes
+
+
+def test_losses_that_a_plan_does_not_know_are_said(tmp_path):
+    """A plan that keeps no curve knows the drafts of one batch size at no other."""
+    plan = searched(1, 8)
+    bare = replace(plan, entries=tuple(replace(entry, curve=[]) for entry in plan.entries))
+    assert "beside the best of the others: not known at 8." in exported(bare, "tensorrt-llm", tmp_path)[1]
+
+
+def test_an_export_says_that_the_plan_was_made_without_step_costs(tmp_path):
+    plan = plan_trees(calibration(), request=PlanRequest(batch_sizes=[1, 8]))
+    notes = exported(plan, "tensorrt-llm", tmp_path)[1]
+    assert "made without step costs" in notes
+    assert "beside the best" not in notes
 
 
 @pytest.mark.parametrize("row", [("vllm", "batch-size"), ("sglang", "adaptive"), ("tensorrt-llm", "draft-len")])

@@ -26,6 +26,7 @@ from treeopt.engines.registry import (
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.records.drafters import BLOCKS
 from treeopt.records.exchange import ExportOptions
+from treeopt.records.figure import Figure
 from treeopt.records.origins import DrafterRecord
 from treeopt.records.plan import ROOT, Beyond, Plan, PlanEntry, Ranges, for_all, merged
 from treeopt.records.rules import marked_rule, option_of, rule_of
@@ -60,13 +61,12 @@ def prepare(plan: Plan, engine: str, options: ExportOptions = AS_PLANNED) -> Exp
     plan_served = plan.served_by(method)
     notes, beyond = list[str](), list[str]()
     if plan_served is not plan and method.limits.only_chains:
+        pairs = zip(plan.entries, plan_served.entries, strict=True)
         notes.append(f"{engine} takes chains only: written is the best of the plan's chains.")
+        notes += [instead_of(best.chosen, taken.chosen) for best, taken in pairs if taken.draft != best.draft]
     sizes = [options.batch_size] if options.batch_size else batch_sizes_to_export(plan, method)
-    left_out = [str(entry.batch_size) for entry in plan.entries if entry.batch_size not in sizes]
-    if left_out and None not in sizes and options.batch_size is None:
-        notes.append(
-            f"{engine} decodes no more sequences at once: nothing was written for batch size {', '.join(left_out)}."
-        )
+    if None not in sizes and len(sizes) < len(plan.entries) and options.batch_size is None:
+        notes.append(f"{engine} decodes no more sequences at once.")
     if method.by_batch_size and None in sizes and plan_served.entries[-1].chosen.step_ms is not None and not plan.mix:
         served, beyond = _ended(served, max(entry.batch_size for entry in plan.entries), engine, options.beyond)
     parts: dict[int | None, tuple[Ranges[Draft], About]] = {}
@@ -76,6 +76,18 @@ def prepare(plan: Plan, engine: str, options: ExportOptions = AS_PLANNED) -> Exp
         else:
             parts[size] = for_all(plan_served.entry(size).draft), replace(about, batch_size=size)
     return Export(method, plan_served, parts, tuple(notes), tuple(beyond))
+
+
+def instead_of(best: Figure, taken: Figure) -> str:
+    """What the best draft would bring, and the one that an engine takes in its place."""
+    brings = f"At batch size {best.batch_size} the best draft ({best.draft.words}) would bring"
+    if best.speedup is None or taken.speedup is None:
+        return (
+            f"{brings} {best.tokens_per_step:.2f} tokens per step, the {taken.draft.words} {taken.tokens_per_step:.2f}."
+        )
+    if taken.size == 1:
+        return f"{brings} {best.speedup:.2f} times plain decoding, and no chain is faster than that."
+    return f"{brings} {best.speedup:.2f} times plain decoding, the {taken.draft.words} {taken.speedup:.2f}."
 
 
 def about_plan(plan: Plan) -> About:

@@ -157,8 +157,9 @@ def removal_notes(method: Method) -> list[str]:
     """A note if the engine's newest releases do not have the method any more.
 
     >>> removal_notes(method_of("tensorrt-llm", "medusa"))
-    ['This way into TensorRT-LLM was removed upstream in PR #15918; it is for TensorRT engines, up to 1.2.']
+    ['TensorRT-LLM took trees in TensorRT engines, up to 1.2; newer releases take none: removed upstream in PR #15918.']
     """
     if method.status == "live":
         return []
-    return [f"This way into {ENGINES[method.engine].title} was {method.status}; it is for {method.versions}."]
+    title = ENGINES[method.engine].title
+    return [f"{title} took trees in {method.versions}; newer releases take none: {method.status}."]

@@ -24,7 +24,7 @@ from treeopt.records.inputs import read_planned, stale_plan
 from treeopt.records.plan import Plan, by_batch_size, for_all
 from treeopt.records.rules import marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
-from treeopt.report.plan_table import written_for
+from treeopt.report.export_notes import load_notes
 from treeopt.report.verdict import doubts, slowdown, times
 from treeopt.runtime.waiting import import_torch
 from treeopt.trees.tree import Tree
@@ -116,7 +116,7 @@ def export_to(
         first, earlier = next(iter(refused.values())), any(folder.glob(f"**/{WRITTEN}"))
         raise InvalidInput(f"{first} The files in {folder} are of an earlier export.") if earlier else first
     notes = [*prepared.beyond, *notes, *doubts(prepared.plan, judged, batch_size=options.batch_size)]
-    notes += [*written_for(prepared.plan, list(prepared.parts)), *prepared.notes]
+    notes += [*load_notes(prepared.plan, list(prepared.parts), prepared.method), *prepared.notes]
     notes += [f"{NOTHING_WRITTEN} batch size {size}. {error}" for size, error in refused.items()]
     notes += by_batch_size({size: part.notes for size, part in parts.items()})
     name = prepared.method.engine

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.engines.base import Method
-from treeopt.engines.plans import check_rule_of
-from treeopt.engines.registry import engine_named, method_of, removal_notes, tree_method_of
+from treeopt.engines.plans import check_rule_of, instead_of
+from treeopt.engines.registry import method_of, removal_notes, tree_method_of, with_engine
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files.options import with_given
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
@@ -77,6 +77,7 @@ def search(run: RunDirectory, options: SearchOptions, limits: TreeLimits = NO_LI
     calibration, profile = options.calibration, options.profile
     if calibration is None and run.requests.exists():
         return _kept(run, search_copied(run, options, limits))
+    options = with_engine(options)
     used, record = read_planned(run, calibration)
     if why := broken(record):
         raise InvalidInput(f"{why} Nothing is planned from {used}.")
@@ -88,9 +89,23 @@ def search(run: RunDirectory, options: SearchOptions, limits: TreeLimits = NO_LI
         warnings.append(f"Planned without latencies; to use the run's, pass `profile={run.profile}`.")
     with progress("Searching", None):
         plan = plan_trees(record, latencies, request)
+        if request.engine and request.limits.shape == "chain" and request.dynamic is None and limits.shape is None:
+            warnings += _left_out(plan, record, latencies, options, limits)
     entries = tuple(replace(entry, warnings=[*entry.warnings, *warnings]) for entry in plan.entries)
     plan = replace(plan, entries=entries, inputs=inputs_of(*(file for file in (used, timed) if file)))
     return _kept(run, plan)
+
+
+def _left_out(
+    plan: Plan, record: Accuracies, latencies: LatencyProfile | None, options: SearchOptions, limits: TreeLimits
+) -> list[str]:
+    """What the trees would bring that an engine of chains does not take."""
+    wanted = replace(options, engine=None, batch_sizes=plan.mix or [entry.batch_size for entry in plan.entries])
+    request, _ = request_of(record, latencies, wanted, replace(limits, method=None))
+    pairs = zip(plan_trees(record, latencies, request).entries, plan.entries, strict=True)
+    better = [(best.chosen, taken.chosen) for best, taken in pairs if best.chosen.rate > taken.chosen.rate]
+    trees = [instead_of(best, chain) for best, chain in better if best.size > best.depth + 1]
+    return [f"{options.engine} takes chains only.", *trees] if trees else []
 
 
 def _kept(run: RunDirectory, plan: Plan) -> Plan:
@@ -124,7 +139,6 @@ def request_of(
     if engine is None:
         request = PlanRequest(given, sizes, context=options.context, measured_only=trees.measured_only, lengths=served)
         return request, [ONE_BLOCK] if served else []
-    engine = engine_named(engine)
     way = way_for(engine, trees.method, sizes, record, latencies)
     limits = limits_for(engine, way, given, trees)
     kept, left_out = sizes_for(engine, way, sizes, asked=batch_sizes is not None)

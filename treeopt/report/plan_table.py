@@ -1,6 +1,5 @@
 """What a search chose, for the terminal and the report: the tables of drafts, how sure the choice is, and a tree."""
 
-from collections.abc import Sequence
 from math import nan
 
 from rich.console import RenderableType
@@ -151,25 +150,6 @@ def slower_than_without(plan: Plan) -> str:
 
 def _range(part: BatchRange) -> str:
     return f"{part.first} on" if part.last is None else ranges(range(part.first, part.last + 1))
-
-
-def written_for(plan: Plan, sizes: Sequence[int | None]) -> list[str]:
-    """For which load an export is.
-
-    sizes : batch sizes whose drafts are written; None alone for a schedule, or for the one draft that all have
-    """
-    if plan.mix:
-        total = sum(plan.mix.values())
-        shares = [f"{amount / total:.0%} of the time at {size}" for size, amount in sorted(plan.mix.items())]
-        load = f"the mix of batch sizes ({', '.join(shares)})"
-        return [f"Written for {load}: {plan.entries[0].draft.words}."]
-    if list(sizes) == [None] and len(plan.entries) > 1:
-        return [f"Written for all batch sizes. {schedule(plan)}"]
-    entries = [plan.entry(size) for size in sizes]
-    each = ", ".join(f"{entry.batch_size} ({entry.draft.words})" for entry in entries)
-    if len(entries) == 1:
-        return [f"Written for batch size {each}."]
-    return [f"Written for each batch size, to start a server with: {each}."]
 
 
 def tree_view(tree: Tree, gains: dict[Choice, float] | None = None) -> RenderableType:
