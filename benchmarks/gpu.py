@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = (
-    "click", "filelock", "hypothesis", "networkx", "numpy", "pydantic", "pytest", "rich", "safetensors", "scipy", "torch",
+    "click", "hypothesis", "networkx", "numpy", "pydantic", "pytest", "rich", "safetensors", "scipy", "torch",
     "transformers",
 )  # fmt: skip
 MINUTES = {"tests": 2.5, "exactness": 3.0, "llama-7b": 6.5, "llama-1b": 4.5, "llama-13b": 5.5}

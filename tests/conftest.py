@@ -21,13 +21,13 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from filelock import FileLock
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from treeopt.cli import cli, print_notes
 from treeopt.engines.imports import read_measurement
 from treeopt.errors import Unsupported
+from treeopt.files.writing import locked
 from treeopt.records.contender import Block, Prompt
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
@@ -235,7 +235,7 @@ def demo_run(tmp_path_factory) -> Path:
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent
     run = base / "demo-run"
-    with FileLock(base / "demo-run.lock"):
+    with locked(base / "demo-run.lock"):
         if not (run / "plan.json").exists():
             treeopt("calibrate", "--run", run, "--num-prompts", 8, "--max-new-tokens", 24, "--dtype", "float64")
             treeopt("profile", "--run", run, "--sizes", "1,4,16", "--time-limit", 1, "--batch-size", "1,2")

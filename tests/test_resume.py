@@ -1,5 +1,6 @@
 """Runs that survive: signals, kills, a second writer, memory that runs out."""
 
+import errno
 import importlib
 import os
 import random
@@ -136,6 +137,25 @@ def test_a_crash_leaves_no_lock_and_no_half_written_files(tmp_path, where):
     assert not run.plan.exists()
     with run.writing():
         assert not list(run.path.rglob(".treeopt-*.tmp"))
+
+
+@pytest.mark.parametrize("number", writing.WITHOUT_LOCKS, ids=errno.errorcode.get)
+def test_a_file_system_without_locks_is_written_to_with_a_note(tmp_path, monkeypatch, capsys, number):
+    """A lock that was left over there does not matter, nor is another writer's temporary file taken for a killed one's."""
+
+    def refuse(*arguments):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    run = RunDirectory(tmp_path / "run")
+    with run.writing():
+        half = writing.temporary(run.plan)
+        half.write_text("half")
+    with run.writing():
+        assert half.exists()
+    with writing.folder_made_once(tmp_path / "made") as made:
+        assert made is not None
+    assert capsys.readouterr().err.count("run is on a file system without locks") == 1
 
 
 def test_temporary_files_of_others_stay(tmp_path):

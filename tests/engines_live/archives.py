@@ -24,11 +24,11 @@ from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import urljoin
 
-from filelock import FileLock
 from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sdist_filename, parse_wheel_filename
 from packaging.version import Version
 
 from treeopt.files.places import user_cache
+from treeopt.files.writing import locked
 
 SECONDS = 20  # that the index may stay silent
 COMPILED = r"(libopenvino_genai|onnxruntime_genai[\w.-]*|libonnxruntime-genai)\.so[.\d]*"
@@ -137,7 +137,7 @@ def fetched(file: File, kept: Path) -> Path:
     path = kept / Path(file.name).name  # nowhere else, whatever the index says
     part = path.with_name(f"{path.name}.part")
     kept.mkdir(parents=True, exist_ok=True)
-    with FileLock(kept / "lock"):
+    with locked(kept / "lock"):
         if not path.exists() or digest(path) != file.sha256:
             with urllib.request.urlopen(file.url, timeout=SECONDS) as answer, part.open("wb") as stream:
                 shutil.copyfileobj(answer, stream, 2**20)

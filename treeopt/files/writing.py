@@ -15,12 +15,15 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
 from treeopt.errors import InvalidInput
+from treeopt.files.notes import note
 
 LOCK = ".lock"
+WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)  # what file systems say that have none
 _owner: ContextVar[str] = ContextVar("owner", default="0")  # 0: of files that are written without a lock
 
 
@@ -130,16 +133,15 @@ def folder_made_once(folder: Path) -> Iterator[Path | None]:
 
     Other processes that want the same folder wait for it. The next process deletes what a killed one left.
     """
-    from filelock import FileLock
-
     lock = folder.with_name(f"{folder.name}{LOCK}")
     with _owning(folder), _named(folder, lock):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with nullcontext() if folder.is_dir() else FileLock(lock):
+        with nullcontext() if folder.is_dir() else locked(lock) as is_sole:
             if folder.is_dir():
                 yield None
                 return
-            _sweep([folder.parent])
+            if is_sole:
+                _sweep([folder.parent])
             with _placing(folder) as new:
                 new.mkdir()
                 yield new
@@ -154,19 +156,15 @@ def sole_writer(folder: Path, places: Iterable[Path], refusal: str) -> Iterator[
 
     Raises InvalidInput also where nothing can be written.
     """
-    from filelock import FileLock, Timeout
-
-    held = FileLock(folder / LOCK, timeout=0)
-    with _owning(folder):
+    with _owning(folder), ExitStack() as stack:
         with _named(folder, folder / LOCK):
             folder.mkdir(parents=True, exist_ok=True)
             try:
-                held.acquire()
-                _sweep(places)
-            except Timeout:
+                is_sole = stack.enter_context(locked(folder / LOCK, waits=False))
+            except BlockingIOError:
                 raise InvalidInput(refusal) from None
-            except NotImplementedError:  # a file system without locks
-                pass
+            if is_sole:
+                _sweep(places)
         try:
             yield
         finally:
@@ -174,7 +172,36 @@ def sole_writer(folder: Path, places: Iterable[Path], refusal: str) -> Iterator[
                 if [file.name for file in folder.iterdir()] == [LOCK]:
                     (folder / LOCK).unlink()
                 folder.rmdir()
-            held.release()
+
+
+@contextmanager
+def locked(file: Path, *, waits: bool = True) -> Iterator[bool]:
+    """Hold the lock of a file, which is made where it is missing. False on a file system without locks, with a note.
+
+    Raises BlockingIOError where another process holds it and ``waits`` is false.
+    """
+    import fcntl
+
+    with open(os.open(file, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK), "rb", buffering=0) as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in WITHOUT_LOCKS:
+                raise
+            _note_no_locks(file.parent)
+            yield False
+            return
+        if not os.fstat(stream.fileno()).st_nlink:
+            raise BlockingIOError(f"{file} was just deleted by the process that held it")
+        try:
+            yield True
+        finally:
+            fcntl.flock(stream, fcntl.LOCK_UN)  # closing it would leave the lock to forked processes
+
+
+@cache
+def _note_no_locks(folder: Path) -> None:
+    note(f"{folder} is on a file system without locks: let no other treeopt write there meanwhile.")
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from torch import Tensor
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.places import user_cache
 from treeopt.files.shell import command_line
-from treeopt.files.writing import folder_made_once
+from treeopt.files.writing import LOCK, folder_made_once, locked
 from treeopt.records.drafters import LOOKED_UP
 from treeopt.runtime.checkpoints.eagle3 import publish_eagle3
 from treeopt.runtime.checkpoints.save import write_tensors
@@ -260,10 +260,9 @@ def _made(what: str, name: str, save: Callable[[Path], object], options: Sequenc
 def name_layers(folder: Path, outputs: Sequence[int]) -> None:
     """Say in an EAGLE-3 model which of the target's outputs it reads, where it does not say so yet."""
     import openvino
-    from filelock import FileLock
 
     file, named = folder / MODEL_FILE, folder / "named.xml"
-    with FileLock(folder.with_name(f"{folder.name}.lock")):
+    with locked(folder.with_name(f"{folder.name}{LOCK}")):
         model = openvino.Core().read_model(file)
         if model.has_rt_info("hidden_layers_list"):
             return
