@@ -1,10 +1,13 @@
 """Chat: templates applied once, turn after turn, and given answers as the target would emit them."""
 
 import pickle
+import resource
 
 import pytest
 
 from treeopt.errors import InvalidInput
+from treeopt.runtime.prompts import confined
+from treeopt.runtime.prompts.template import ChatTemplate
 
 from .helpers.prompt_files import BRACKET, CHAT, PLAIN, byte_tokenizer, ids, load, messages, reasons, target_of
 
@@ -89,6 +92,39 @@ def test_a_template_that_raises_skips_the_row_and_no_other(tmp_path):
     broken = target_of(byte_tokenizer("{% if %}"))
     with pytest.raises(InvalidInput, match="chat template cannot be read"):
         load(tmp_path, [{"prompt": "a"}], broken)
+
+
+BOMBS = {
+    "a constant": "{{ 'a' * 10**10 }}",
+    "a format": "{{ '{:>3000000000}'.format(1) }}",
+    "lists": "{% set it = namespace(x=[1]) %}{% for i in range(40) %}{% set it.x = it.x + it.x %}{% endfor %}",
+    "texts": "{% set it = namespace(x='a') %}{% for i in range(40) %}{% set it.x = it.x ~ it.x %}{% endfor %}",
+    "loops": "{% for i in range(99999) %}{% for i in range(99999) %}{% endfor %}{% endfor %}",
+    "a power": "{{ 9 ** (10 ** 9) }}",
+}
+
+
+@pytest.mark.parametrize(
+    "name", [*list(BOMBS)[:4], *(pytest.param(n, marks=pytest.mark.long) for n in list(BOMBS)[4:])]
+)
+def test_a_template_is_bounded_in_memory_and_time(name, monkeypatch):
+    """It took 6 GB in 10 seconds, and a loop that writes nothing went on for ever; a second call costs nothing."""
+    monkeypatch.setattr(confined, "MOST_WORK", 1)
+    monkeypatch.setattr(confined, "MOST_MEMORY", 2**26)
+    for _ in range(1000):
+        with pytest.raises(InvalidInput, match="it takes more than 5 seconds or 512 MiB"):
+            ChatTemplate({"default": BOMBS[name]}, {}).write([{"role": "user", "content": "a"}])
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 2**21  # KiB
+    assert ChatTemplate({"default": "{{ messages[0].content }}!"}, {}).write([{"role": "user", "content": "a"}]) == "a!"
+
+
+def test_an_interrupted_template_does_not_answer_the_next_call(monkeypatch):
+    template = ChatTemplate({"default": "{{ messages[0].content }}"}, {})
+    with monkeypatch.context() as patched:
+        patched.setattr(confined, "MOST_WAIT", "no number")
+        with pytest.raises(TypeError):
+            template.write([{"role": "user", "content": "old"}])
+    assert template.write([{"role": "user", "content": "new"}]) == "new"
 
 
 def test_of_several_templates_the_default_is_taken(tmp_path):

@@ -123,6 +123,7 @@ WRONG = [  # where a config does not describe its file
     ({"num_attention_heads": None}, "num_attention_heads must be"),
     ({"head_dim": 7}, "must describe the heads"),
     ({"rope_theta": -1.0}, "rotary frequencies"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "attention_factor": "8"}}, "scaled by at most"),
     ({"rms_norm_eps": -1.0}, "rms_norm_eps"),
     ({"hidden_act": "zzz"}, "must describe the heads"),
 ]
@@ -195,7 +196,8 @@ def test_a_config_is_refused_by_the_key_that_is_wrong(write, changes, said, tmp_
     assert len(str(caught.value)) < 600
 
 
-VALUES = [None, 0, -1, 1, 3, 2**31, 10**30, 1.5, "x", [], [1], {}, {"a": [1]}, True]
+VALUES = [None, 0, -1, 1, 3, 2**31, 2**40, 10**30, 1.5, 1e308, "x", [], [1], {}, {"a": [1]}, True]
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "attention_factor": 1.0}
 MORE = ("rope_scaling", "rope_parameters", "sliding_window", "layer_types", "num_target_layers", "target_hidden_size", "partial_rotary_factor",
         "attention_bias", "draft_vocab_size", "dtype")  # fmt: skip
 
@@ -218,7 +220,8 @@ def test_a_field_of_any_value_is_read_or_refused_in_words(name, tmp_path, reques
     """In the suite every 40th change of one layout. What is read can be run, and memory is bounded."""
     ROWS[name].write(tmp_path)
     file, every = tmp_path / "config.json", 1 if request.node.get_closest_marker("slow") else 40
-    changed, target = one_field_changed(json.loads(file.read_text())), Target(small_model())
+    config = json.loads(file.read_text()) | {"rope_parameters": YARN}
+    changed, target = one_field_changed(config), Target(small_model())
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + 2**20  # KiB
     for config in changed[::every]:
         file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))

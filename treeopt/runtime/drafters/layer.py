@@ -26,6 +26,7 @@ from treeopt.runtime.drafters.states import CausalDraft, Heads, Logits
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Batch
 
+MOST_SCALING = 1000  # of a rotation, which is some 1
 TAKEN = ("max_position_embeddings", "rms_norm_eps", "hidden_act")  # of the model that the layer is like
 
 
@@ -96,10 +97,12 @@ class OneLayer(nn.Module):
 def rotation_of(config: Any, family: Callable[[Any], Any]) -> Any:
     """The rotary embedding of a layer; InvalidInput where a config's rope parameters make none for heads of its width."""
     rotary, half = family(config), config.head_dim // 2
-    if rotary.inv_freq.shape != (half,) or not bool(rotary.inv_freq.isfinite().all()):
+    frequencies, scaling = rotary.inv_freq, rotary.attention_scaling
+    is_scaling = isinstance(scaling, int | float) and 0 < scaling < MOST_SCALING
+    if frequencies.shape != (half,) or not bool(frequencies.isfinite().all()) or not is_scaling:
         raise InvalidInput(
-            f"A layer with heads of width {config.head_dim} needs {half} finite rotary frequencies, but its config's rope "
-            f"parameters give others: {config.rope_parameters}."
+            f"A layer with heads of width {config.head_dim} needs {half} finite rotary frequencies, scaled by at most "
+            f"{MOST_SCALING}, but its config's rope parameters give others: {config.rope_parameters}."
         )
     return rotary
 

@@ -15,8 +15,9 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from treeopt.errors import InvalidInput, first_line
+from treeopt.errors import InvalidInput
 from treeopt.files.storage import read_text
+from treeopt.runtime.prompts.confined import Confined
 from treeopt.runtime.prompts.messages import Message
 
 # Templates that write today's date are given this day's, or a prompt would not be the same tomorrow.
@@ -45,28 +46,28 @@ class ChatTemplate:
                 f"The tokenizer must have a default chat template, but it has {', '.join(self.named)}. Or leave it out with "
                 "`chat_template=False`."
             )
-        compiled(self.named["default"])
+        try:
+            _written(self.named["default"])
+        except ValueError as error:
+            raise InvalidInput(
+                f"The model's chat template cannot be read: {error}. Leave it out with `chat_template=False`."
+            ) from None
 
     def write(
         self, messages: Sequence[Message], options: Mapping[str, Any] = NO_OPTIONS, *, finished: bool = False
     ) -> str:
-        """Messages as the template writes them. Raises InvalidInput where it refuses them.
+        """Messages as the template writes them. Raises InvalidInput where it refuses them, or exceeds a limit.
 
         options  : what a request gives the template besides, tools for example
         finished : whether the last message is an answer; else the template begins one
         """
-        template = compiled(self.named.get("tool_use" if options.get("tools") else "default", self.named["default"]))
-        values = {"tools": None, "documents": None, **self.special, **options}
+        template = self.named.get("tool_use" if options.get("tools") else "default", self.named["default"])
+        values = {"tools": None, "documents": None, **self.special, **options, "messages": messages}
         most = 4 * len(str((messages, options))) + MOST_ADDED
-        text = ""
         try:
-            for part in template.generate(values | {"messages": messages, "add_generation_prompt": not finished}):
-                text += part
-                if len(text) > most:
-                    raise TemplateError(f"it writes more than {most:,} characters")
-        except Exception as error:  # a template is a program, and may raise anything
-            raise InvalidInput(f"the chat template refuses it: {first_line(error)}") from None
-        return text
+            return _written(template, values | {"add_generation_prompt": not finished}, most)
+        except ValueError as error:
+            raise InvalidInput(f"the chat template refuses it: {error}") from None
 
 
 def templates_of(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
@@ -91,8 +92,8 @@ class _Generation(Extension):
 
 
 @cache
-def compiled(text: str) -> Any:
-    """A chat template of jinja2. Raises InvalidInput where it cannot be read."""
+def _compiled(text: str) -> Any:
+    """A chat template of jinja2."""
 
     def refuse(message: str) -> None:
         raise TemplateError(message)
@@ -104,9 +105,18 @@ def compiled(text: str) -> Any:
     jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     jinja.filters["tojson"] = tojson
     jinja.globals |= {"raise_exception": refuse, "strftime_now": SOME_DAY.strftime}
-    try:
-        return jinja.from_string(text)
-    except Exception as error:
-        raise InvalidInput(
-            f"The model's chat template cannot be read: {first_line(error)}. Leave it out with `chat_template=False`."
-        ) from None
+    return jinja.from_string(text)
+
+
+def _write(template: str, values: Mapping[str, Any] | None = None, most: int = 0) -> str:
+    """What a template writes with some values, at most so many characters; it is read alone where there are none."""
+    compiled, parts, length = _compiled(template), [], 0
+    for part in compiled.generate(values) if values is not None else ():
+        parts.append(part)
+        length += len(part)
+        if length > most:
+            raise TemplateError(f"it writes more than {most:,} characters")
+    return "".join(parts)
+
+
+_written = Confined(_write)
