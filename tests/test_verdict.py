@@ -14,6 +14,7 @@ from treeopt.records.estimate import Estimate
 from treeopt.records.exchange import ExportOptions
 from treeopt.records.figure import Figure
 from treeopt.records.inputs import inputs_of
+from treeopt.records.options import SearchOptions
 from treeopt.records.profile import LatencyProfile
 from treeopt.report.bench_table import bench_table
 from treeopt.report.figures.registry import Inputs
@@ -231,6 +232,16 @@ def test_the_report_shows_a_loss_in_the_colour_and_place_of_a_gain(run):
     assert "Speculation" not in page
 
 
+def test_who_uses_a_noisy_profile_repeats_its_warning(run):
+    profile = run.read_profile()
+    replace(profile, info={**profile.info, "precision": 1e-6, "processor_share": 0.21}).save(run.profile)
+    notes = [pipeline.search(run, SearchOptions(budget=8)).notes, pipeline.export(run, "medusa")[1].notes]
+    page = write_report(run)[0].read_text()
+    for said in ("are not known to 0.0% yet", "other programs had the processor for 79% of"):
+        assert [sum(said in sentence for sentence in each) for each in notes] == [1, 1]
+        assert page.count(said) == 1
+
+
 def quick(profile: LatencyProfile, share: float) -> LatencyProfile:
     """As a profile whose trees of 2 and 4 rows were timed at that share of the plain step."""
     plain = {p.setting: tuple(share * ms for ms in p.step_ms) for p in profile.autoregressive}
@@ -238,9 +249,10 @@ def quick(profile: LatencyProfile, share: float) -> LatencyProfile:
     return LatencyProfile(tuple(points), profile.autoregressive, profile.runtime)
 
 
-def test_a_tree_that_was_timed_faster_than_a_plain_step_is_planned_as_one(capsys):
+def test_a_tree_that_was_timed_faster_than_a_plain_step_is_planned_as_one():
     trace, request = long_trace(3), PlanRequest(Limits(16), (1, 4))
     plan = plan_trees(trace, quick(some_profile((1, 4)), 0.8), request)
+    assert "Steps of 2, 4 rows were timed below a plain step, which is noise" in " ".join(plan.notes)
     for entry in plan.entries:
         small = [point for point in entry.curve if point.size in (2, 3, 4)]
         plain = entry.curve[0]

@@ -115,6 +115,13 @@ class StepCosts:
     def _floors_ms(self, costs: Sequence[Cost]) -> Floats:
         return np.where([cost.rows > 1 for cost in costs], self._least_ms, 0.0)
 
+    @property
+    def raised_rows(self) -> list[int]:
+        """Rows of the timed steps that came out shorter than a plain one, and are raised to it."""
+        timed = sorted({cost for near in self._near for cost in near.measured.timings if cost.rows > 1})
+        is_short = self._untouched_ms(timed) < (1 - ROUNDING) * self._floors_ms(timed)
+        return sorted({cost.rows for cost, short in zip(timed, is_short.tolist(), strict=True) if short})
+
     def was_timed(self, costs: Sequence[Cost]) -> BoolArray:
         """(n,) whether as many rows of the family were timed."""
         return np.array([all(near.was_timed(cost) for near in self._near) for cost in costs], dtype=bool)

@@ -27,6 +27,7 @@ from treeopt.records.plan import Plan, PlannedEngine
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import progress
+from treeopt.report.verdict import timing_caveats
 from treeopt.text.engines import KINDS, text_drafter
 from treeopt.text.replay import State, replay
 from treeopt.text.settings import Settings, drafters_of, sought, usual
@@ -60,7 +61,8 @@ def search_copied(run: RunDirectory, options: SearchOptions, trees: TreeLimits) 
     costs = costs_of(latencies, request, log.usual_context)
     check_rows(costs)
     inputs = inputs_of(*(file for file in (run.requests, timed) if file))
-    return replace(planned(log, costs, request, drafters), inputs=inputs)
+    plan = planned(log, costs, request, drafters)
+    return replace(plan, inputs=inputs).with_warnings(timing_caveats(latencies) if latencies else ())
 
 
 def asked_drafters(engine: str | None, method: str | None) -> list[str]:

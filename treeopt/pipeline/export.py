@@ -20,12 +20,12 @@ from treeopt.pipeline.drafters import benches_of
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.exchange import ExportOptions
-from treeopt.records.inputs import read_planned, stale_plan
+from treeopt.records.inputs import read_planned, read_timed, stale_plan
 from treeopt.records.plan import Plan, by_batch_size, for_all
 from treeopt.records.rules import marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.export_notes import load_notes
-from treeopt.report.verdict import doubts, slowdown, times
+from treeopt.report.verdict import doubts, slowdown, times, timing_caveats
 from treeopt.runtime.waiting import import_torch
 from treeopt.trees.tree import Tree
 
@@ -62,7 +62,9 @@ def export(
     benches: Mapping[int, Benchmark] = {}
     with suppress(InvalidInput):  # one is damaged: the prediction says it too
         benches = benches_of(run, plan)
-    return export_to(folder, plan, engine, options, benches=benches, anyway=anyway)
+    paths, written = export_to(folder, plan, engine, options, benches=benches, anyway=anyway)
+    profile = read_timed(run, plan.inputs)
+    return paths, replace(written, notes=(*written.notes, *(timing_caveats(profile) if profile else ())))
 
 
 def _export_tree(run: RunDirectory, engine: str, tree: Tree, options: ExportOptions, heads: int | None) -> Written:

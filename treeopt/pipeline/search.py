@@ -28,6 +28,7 @@ from treeopt.records.rules import rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import progress
+from treeopt.report.verdict import timing_caveats
 from treeopt.report.wording import count
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK
@@ -91,9 +92,8 @@ def search(run: RunDirectory, options: SearchOptions, limits: TreeLimits = NO_LI
         plan = plan_trees(record, latencies, request)
         if request.engine and request.limits.shape == "chain" and request.dynamic is None and limits.shape is None:
             warnings += _left_out(plan, record, latencies, options, limits)
-    entries = tuple(replace(entry, warnings=[*entry.warnings, *warnings]) for entry in plan.entries)
-    plan = replace(plan, entries=entries, inputs=inputs_of(*(file for file in (used, timed) if file)))
-    return _kept(run, plan)
+    inputs = inputs_of(*(file for file in (used, timed) if file))
+    return _kept(run, replace(plan.with_warnings(warnings), inputs=inputs))
 
 
 def _left_out(
@@ -240,11 +240,11 @@ def limits_for(engine: str, way: Method, given: Limits, trees: TreeLimits) -> Li
 def checked_latencies(
     record: Accuracies, profile: LatencyProfile, run: RunDirectory, file: Path, sizes: Sequence[int]
 ) -> list[str]:
-    """What speaks against planning with a profile: another number format or device, computed steps, or parts of steps.
+    """What speaks against planning with a profile: noise, another number format or device, computed steps, or parts of steps.
 
     Raises InvalidInput for a run's own profile of another model, drafter or rule, OutOfRange for batch sizes it lacks.
     """
-    notes = list[str]()
+    notes = timing_caveats(profile)
     info, own = record.meta, file == run.profile
     measured, timed = Origin.of(info), Origin.of_latencies(profile.info, profile.runtime)
     if own:

@@ -136,7 +136,7 @@ def _priced(table: Table, costs: StepCosts, request: PlanRequest, deepest: int) 
 
 
 def _engine_warnings(costs: StepCosts) -> Iterator[str]:
-    """What the timed engine does beside decoding with guesses."""
+    """What the timed engine does beside decoding with guesses, and steps that were timed below a plain one."""
     name = costs.profile.runtime.get("name")
     if costs.twin:
         price, error = costs.twin.ms / costs.plain.ms, 1.96 * costs.twin.stderr_ms / costs.plain.ms
@@ -152,6 +152,11 @@ def _engine_warnings(costs: StepCosts) -> Iterator[str]:
             )
     if costs.is_faster:
         yield "Steps with some trees are faster than plain ones, beyond what noise explains, and are taken to be."
+    elif rows := costs.raised_rows:
+        yield (
+            f"Steps of {', '.join(map(str, rows))} rows were timed below a plain step, which is noise: they are taken to be as "
+            "long as a plain one."
+        )
 
 
 def _gap_warnings(

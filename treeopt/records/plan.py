@@ -281,6 +281,11 @@ class Plan(JsonRecord):
         )
         return replace(self, entries=entries, schedule=[])
 
+    def with_warnings(self, warnings: Sequence[str]) -> "Plan":
+        """The plan with more sentences to beware of at every batch size."""
+        entries = tuple(replace(entry, warnings=[*entry.warnings, *warnings]) for entry in self.entries)
+        return replace(self, entries=entries)
+
     def ranges(self, decoder: Decoder) -> Ranges[Draft]:
         """Ranges of batch sizes, each with the draft to decode with there; neighbours differ."""
         plan = self.served_by(decoder)
