@@ -145,14 +145,6 @@ def test_system_and_reasoning(folders, tmp_path, row, prompt, answer):
     assert any("with reasoning" in note for note in log.meta["notes"]) == ("Two" in answer)
 
 
-def test_context_as_group(folders, tmp_path):
-    """Requests are grouped by their length in the middle of the answer, each choice by its own."""
-    answers = [{"message": REPLY}, {"message": REPLY | {"content": "a" * 300}}]
-    log = read(tmp_path, [{"messages": [USER], "choices": answers}], folders["chat"], group_by="context")
-    assert log.group_names == ["32 to 63 tokens", "128 to 255 tokens"]
-    assert log.group.tolist() == [0, 1]
-
-
 def test_fewer_tokens_than_usage(folders, tmp_path):
     """Where usage counts far more tokens than an answer has, something that was generated is not in the log."""
     rows = [{"messages": [USER, REPLY], "usage": {"completion_tokens": count}} for count in (14, 60)]

@@ -283,7 +283,6 @@ def compare(
     budget: int = 64,
     tolerance: float | None = None,
     noise: float | None = None,
-    group_by: Literal["context"] | None = None,
 ) -> Comparison:
     """Say whether a plan is still right for other traffic; of one run which groups would gain by a plan of their own.
 
@@ -300,11 +299,10 @@ def compare(
     budget        : most rows, where the first source has no plan and one is made
     tolerance     : per cent that may be lost; by default 0.5 by a plan or a group, 5 between two measurements
     noise         : how far two launches of one setting differ, as a standard deviation in per cent; by default what repeats say, else 2.5 %
-    group_by      : of one run: compare contexts instead of groups of prompts
     """
     from treeopt import pipeline
 
-    options = CompareOptions(batch_size=batch_size, budget=budget, tolerance=tolerance, noise=noise, group_by=group_by)
+    options = CompareOptions(batch_size=batch_size, budget=budget, tolerance=tolerance, noise=noise)
     return pipeline.compare(first, *others, profile=profile, options=options)
 
 

@@ -245,7 +245,6 @@ def compare(as_json: bool, options: CompareOptions, sources: tuple[str, ...]) ->
     Example:
         treeopt compare treeopt-run this-month
         treeopt compare treeopt-run before.prom after.prom --tolerance 1
-        treeopt compare treeopt-run --group-by context
         treeopt compare before.csv after.csv --tolerance 3
     """
     from treeopt import pipeline

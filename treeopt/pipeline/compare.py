@@ -16,7 +16,6 @@ from treeopt.engines.measured.survival import CHAIN, OPTIMISTIC
 from treeopt.engines.plans import planned_method
 from treeopt.errors import InvalidInput
 from treeopt.files import places, storage
-from treeopt.growth.contexts import by_context
 from treeopt.growth.drift import measure_for, shifts
 from treeopt.growth.source import Source, source_of
 from treeopt.pipeline.drafters import compare_drafters
@@ -128,10 +127,8 @@ def compare(
             f"{a.name} has a plan of copied text, and no logs are compared: search for the other log anew."
         )
     a = replace(a, profile=profile or a.profile)
-    if options.group_by is not None and others:
-        raise InvalidInput("`group_by` is for the answers of one run: leave the other sources out.")
     if not others:
-        return compare_groups(a, batch_size, budget, share, by_contexts=options.group_by is not None)
+        return compare_groups(a, batch_size, budget, share)
     kind = (a.meta.get("drafter") or {}).get("kind")
     b = side_of(list(others), drafter=kind if kind in COUNTED else None)
     if a.counts is not None and b.counts is not None:
@@ -206,20 +203,17 @@ def planned(side: Side, latencies: LatencyProfile | None, batch_size: int | None
 
 
 def compare_groups(
-    side: Side, batch_size: int | None = None, budget: int = 64, tolerance: float = 0.005, *, by_contexts: bool = False
+    side: Side, batch_size: int | None = None, budget: int = 64, tolerance: float = 0.005
 ) -> GroupsCompared:
-    """What each group of a side's prompts, or each context of its answers, loses by sharing its plan."""
+    """What each group of a side's prompts loses by sharing its plan."""
     source = side.source
     if source is None or not source.is_exact:
         raise InvalidInput(f"Groups are compared in a trace, but {side.name} has none: pass a second source.")
     trace = cast(RankTrace, source.answers)
     with progress("Comparing groups", None):
         plan = planned(side, side.profile, batch_size, budget)
-        parts = by_context(trace) if by_contexts else trace
-        losses = group_losses(plan, parts, side.profile, taken_by_engine(plan))
-    if by_contexts:
-        losses.sort(key=lambda loss: (loss.batch_size, parts.group_names.index(loss.group or "")))
-    return GroupsCompared(name=side.name, groups=tuple(losses), tolerance=tolerance, are_contexts=by_contexts)
+        losses = group_losses(plan, trace, side.profile, taken_by_engine(plan))
+    return GroupsCompared(name=side.name, groups=tuple(losses), tolerance=tolerance)
 
 
 def check_alike(a: Side, b: Side) -> None:

@@ -24,7 +24,6 @@ from treeopt.errors import InvalidInput
 from treeopt.files.notes import note
 from treeopt.files.places import located
 from treeopt.files.storage import sha256_of
-from treeopt.growth.contexts import context_name
 from treeopt.records.options import Prompts
 from treeopt.records.origins import Origin, Provenance, check_same_origin
 from treeopt.records.requestlog import Request, RequestLog
@@ -39,7 +38,6 @@ from treeopt.runtime.prompts.sets import MOST_GROUPS
 
 HEEDED = ("column", "group_by", "responses", "chat_template")
 BLOCK = 16  # tokens
-CONTEXT = "context"  # what requests are grouped by that is no column
 MOST_TOKENS = 5 * 10**8  # of what is read again of a file of arrays
 
 # Hashes of how a request begins, and of how later ones of its conversation may begin.
@@ -106,18 +104,15 @@ def requests_of(file: Path, encoder: Encoder | None, columns: Prompts) -> Reques
     """The requests of a log's rows; rows that give none are named in meta["skipped"]. InvalidInput where no row does.
 
     columns : column and responses say where prompt and answer stand; without, under a name that is known. group_by is a column
-              whose values name the groups; or context, where there is none so called: the length of a request in the middle of
-              its answer, by powers of two
+              whose values name the groups
     """
     group_by, rows, doubts = columns.group_by, read_rows(str(file)), Counter[str]()
     answered, groups, tokens = list[TokenisedRequest](), dict[str, int](), 0
 
     def read(row: Record) -> list[TokenisedRequest]:
-        is_context = group_by == CONTEXT and CONTEXT not in row
-        name, found = "" if is_context else read_group(row, group_by), []
+        group, found = read_group(row, group_by), []
         for request in requests_in(row, columns.column, columns.responses):
             prompt, answer = (array("i", ids) for ids in encode_request(request, encoder, doubts))
-            group = context_name(len(prompt) + len(answer) // 2) if is_context else name
             limit = request.limit and max(request.limit, len(answer))  # tokenised again, an answer may be longer
             chain = chain_of(request, prompt, answer)
             found.append(TokenisedRequest(Request(prompt, answer, limit), group, request.begin_s, chain))
@@ -133,7 +128,7 @@ def requests_of(file: Path, encoder: Encoder | None, columns: Prompts) -> Reques
                 raise InvalidInput(f"`group_by` may have {MOST_GROUPS} different values, but {group_by} has more.")
             if tokens > MOST_TOKENS:
                 raise InvalidInput(f"A log may have {MOST_TOKENS:,} tokens, but has more: keep a part of it.")
-    rows.check_columns({"`group_by`": None if group_by == CONTEXT else group_by})
+    rows.check_columns({"`group_by`": group_by})
     if not answered:
         raise InvalidInput(
             f"A log must hold at least one answered request, but none of the {count(rows.n_skipped, 'row')} in "

@@ -61,14 +61,12 @@ class Compared(Displayed):
 class GroupsCompared(Displayed):
     """The groups of a run, each with what it loses by sharing a plan.
 
-    tolerance    : share that it may lose
-    are_contexts : whether groups are contexts of steps, not prompts
+    tolerance : share that it may lose
     """
 
     name: str
     groups: tuple[Regret, ...]
     tolerance: float
-    are_contexts: bool = False
     notes: tuple[str, ...] = ()
     status: int = 0
 

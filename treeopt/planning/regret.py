@@ -56,7 +56,6 @@ class Regret:
     planned : tokens per step that the plan expected; None for another draft than the plan's
     group   : the prompts that were answered; None for all
     conversations : how many were answered; None where there are counts alone
-    accepted : share of first guesses that are right, of a group
     """
 
     loss: Estimate
@@ -65,7 +64,6 @@ class Regret:
     planned: float | None = None
     group: str | None = None
     conversations: int | None = None
-    accepted: float | None = None
 
     @property
     def batch_size(self) -> int:
@@ -162,10 +160,7 @@ def group_losses(
             )
             loss = Estimate.of_draws(lost[0], lost[1:], len(among))
             best = figure_of(rivals, select(rivals).chosen)
-            accepted = float(part.calibration.accept[0, 0]) if part.calibration else None
-            regrets.append(
-                Regret(loss=loss, served=served, best=best, group=name, conversations=len(among), accepted=accepted)
-            )
+            regrets.append(Regret(loss=loss, served=served, best=best, group=name, conversations=len(among)))
     return regrets
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from treeopt.files.options import Options, option
 from treeopt.records.rules import Rule
@@ -283,9 +283,6 @@ class CompareOptions(Options):
         common=True,
     )
     noise: float | None = option(NOISE, above=0, most=1000, common=True)
-    group_by: Literal["context"] | None = option(
-        "of one run: compare contexts, by powers of two, instead of groups of prompts", common=True
-    )
 
 
 @dataclass(frozen=True)

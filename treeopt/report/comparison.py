@@ -1,6 +1,6 @@
 """What compare says: a verdict in a sentence or two, and its tables."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import RenderableType
@@ -97,13 +97,10 @@ def _plan_tables(result: Compared) -> list[Table]:
     return [Table(f"Guesses at each depth: {what}", depths, result.shifts, caption=caption), table]
 
 
-# Groups of prompts, and contexts
+# Groups of prompts
 
 
 def _groups_verdict(result: GroupsCompared) -> str:
-    if result.are_contexts:
-        sizes = dict.fromkeys(context.batch_size for context in result.groups)
-        return " ".join(_context_verdict(size, [c for c in result.groups if c.batch_size == size]) for size in sizes)
     if result.gainers:
         gains = [
             f"{regret.group} at batch size {regret.batch_size} ({regret.best.draft.words}), {times(regret.gain)} as fast as shared"
@@ -117,36 +114,14 @@ def _groups_verdict(result: GroupsCompared) -> str:
     )
 
 
-def _context_verdict(batch_size: int, contexts: Sequence[Regret]) -> str:
-    """What is best in the shortest context and in the longest, and where speculation stops paying."""
-    first, last = contexts[0], contexts[-1]
-    said = f"Batch size {batch_size}: best is {first.best.draft.words} for {first.group}, {last.best.draft.words} for {last.group}."
-    if first.accepted and last.accepted:
-        said += f" First guesses are right in {first.accepted:.0%} and {last.accepted:.0%}."
-    paying = [i for i, context in enumerate(contexts) if context.best.size > 1]
-    after = paying[-1] + 1 if paying else 0
-    if after < len(contexts):
-        return f"{said} Speculation stops paying at {contexts[after].group} of context."
-    return f"{said} It pays in every context." if any(context.best.speedup for context in contexts) else said
-
-
 def _groups_tables(result: GroupsCompared) -> list[Table]:
-    own = [
+    columns = [
+        Column("group", lambda regret: regret.group or "(no group)", names=True),
+        Column("batch", lambda regret: str(regret.batch_size)),
+        Column("conver-\nsations", lambda regret: f"{regret.conversations:,}"),
         Column("own tree", lambda regret: regret.best.draft.words, wraps=True),
         Column("tokens/step\nof it", lambda regret: f"{regret.best.tokens_per_step:.2f}", spare=1),
         Column("own over shared\n[95 % interval]", lambda regret: str(regret.gain)),
-    ]
-    if result.are_contexts:
-        own = [
-            Column("first guess\nright", lambda regret: pm(regret.accepted)),
-            *own,
-            Column("own over\nplain", lambda regret: pm(regret.best.speedup)),
-        ]
-    columns = [
-        Column("context" if result.are_contexts else "group", lambda regret: regret.group or "(no group)", names=True),
-        Column("batch", lambda regret: str(regret.batch_size)),
-        Column("conver-\nsations", lambda regret: f"{regret.conversations:,}"),
-        *own,
     ]
     caption = "Own over shared is what its own tree brings a group: tokens per second over those with the shared one, held out."
     return [Table("One plan for all groups", columns, result.groups, caption=caption)]
