@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import InvalidInput, OutOfRange, TreeoptError, Unsupported
 from treeopt.files.options import with_given
