@@ -271,10 +271,10 @@ def test_a_killed_benchmark_continues_behind_its_last_block(tmp_path, target, he
     own.prepare([prompt.text for prompt in prompts], [Tree.dense([3, 2])], 1)
     folder = tmp_path / "bench.partial"
     with pytest.raises(Killed):
-        interleaved(match, 2, KilledJournal(folder, 7), lambda answers: None)
+        interleaved(match, 2, KilledJournal(folder, 7), lambda *rest: None)
     kept = Journal(folder, {}).documents()
-    blocks = interleaved(match, 2, Journal(folder, {}), lambda answers: None)
-    whole = interleaved(match, 2, Journal(tmp_path / "whole", {}), lambda answers: None)
+    blocks = interleaved(match, 2, Journal(folder, {}), lambda *rest: None)
+    whole = interleaved(match, 2, Journal(tmp_path / "whole", {}), lambda *rest: None)
     for name in ("plain", "tree"):
         assert document(blocks[name][:7]) == [block for turns in kept for block in turns[name]]
         ours, theirs = ([(block.prompts, block.answers) for block in some[name]] for some in (blocks, whole))

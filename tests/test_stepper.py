@@ -65,7 +65,7 @@ class Case:
 
     @cached_property
     def trace(self) -> RankTrace:
-        counts = record_for([PLAIN, *self.drafts], 1)
+        counts = record_for([PLAIN, *self.drafts])
         return rank_answers(self.setup, self.prompts, self.plain, batch_size=4, counts=counts)
 
     def run(self, draft: Draft, rows: int) -> Block:
