@@ -168,7 +168,7 @@ def test_records_are_selected_and_joined_and_asked_for():
     both = RankTrace.concatenate([trace, trace], trace.meta)
     assert (both.select(np.arange(5, 10)).marginal_places == trace.marginal_places).all()
     wanted = [DDTree(3, 8, 16), DDTree(5, 4, 9), DynamicTree(2, 4, 8)]
-    assert record_for(wanted, 9) == Counts(9, 2, (4,), 5, (4, 8))
+    assert record_for(wanted) == Counts(1, 2, (4,), 5, (4, 8))
     few = SimpleNamespace(draft_vocab_size=6, num_heads=4, has_probabilities=True)
     few.has_marginals = True
     assert record_for(wanted).fitting(few) == Counts(1, 2, (4,), 4, (4,))

@@ -330,7 +330,7 @@ class TestContract:
         drafts += [(tree, batch_size) for tree in MARGINAL for batch_size in (1, 4)] * drafter.has_marginals
         setup, prompts = Setup(target, drafter, StopRule(target.eos_ids, 30), rule), random_prompts(5)
         plain = decode(target, None, prompts, batch_size=3, stop=setup.stop, acceptance=rule)
-        counts = record_for([tree for tree, _ in drafts], 4)
+        counts = record_for([tree for tree, _ in drafts])
         trace = rank_answers(setup, prompts, [row.tokens for row in plain], batch_size=4, counts=counts)
         for tree, batch_size in drafts[RULES.index(rule) % every :: every]:
             rows = decode(target, drafter, prompts, tree, batch_size=batch_size, stop=setup.stop, acceptance=rule)
