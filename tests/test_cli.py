@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -240,3 +242,37 @@ def test_what_needs_no_model_imports_nothing_heavy():
     ):
         code += f"{does}\nassert not {others} & set(sys.modules), {others} & set(sys.modules)\n"
     in_new_python(code)
+
+
+class Late:
+    """Signals the process when it is destroyed."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def waits() -> None:
+    Late()
+    time.sleep(20)
+
+
+def ends() -> None:
+    Late()
+
+
+def ends_early() -> None:
+    raise EOFError("Compressed file ended before the end-of-stream marker was reached")
+
+
+@pytest.mark.parametrize(
+    ("callback", "code", "words"),
+    [
+        (waits, 128 + signal.SIGTERM, "treeopt: interrupted."),
+        (ends, 128 + signal.SIGTERM, "treeopt: interrupted."),
+        (ends_early, 1, "treeopt: What was read ended early: Compressed file ended before the"),
+    ],
+)
+def test_whatever_ends_a_command_is_said(monkeypatch, callback, code, words):
+    """A signal that lands in a destructor, which Python ignores, and a library's EOFError, which click calls Aborted."""
+    monkeypatch.setattr(cli.commands["status"], "callback", lambda **values: callback())
+    assert words in treeopt("status", code=code)

@@ -13,20 +13,20 @@ from contextlib import suppress
 from functools import partial
 from io import TextIOWrapper
 from itertools import pairwise
-from types import FrameType
 from typing import Any, NoReturn
 
 import click
 
 from treeopt import __version__
+from treeopt.cli.command import say
 from treeopt.cli.exchange import convert, export, import_, tune
+from treeopt.cli.interrupts import interruptible
 from treeopt.cli.show import list_, plot, report, show, status
 from treeopt.cli.steps import bench, calibrate, compare, profile, requests, run, score, search, train
-from treeopt.errors import TreeoptError, said_as
+from treeopt.errors import TreeoptError, first_line, said_as
 from treeopt.files.notes import LOGGER
 from treeopt.files.shell import printable, shell_word
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 INTERRUPTED = "\ntreeopt: interrupted. Every file is whole. The same treeopt {} command goes on from what was finished."
 RENAMED = {
     "import-tree": "treeopt show FILE, or treeopt import FILE",
@@ -91,17 +91,12 @@ class Commands(click.Group):
         return flag if value in (None, "True", "False") else f"{flag} {shell_word(value)}"
 
     def invoke(self, ctx: click.Context) -> Any:
-        came: list[int] = []  # signals
-
-        def interrupt(number: int, frame: FrameType | None) -> None:
-            came.append(number)
-            raise KeyboardInterrupt
-
         print_notes()
-        before = {n: signal.signal(n, interrupt) for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN}
         with said_as(partial(self.as_option, ctx)):
+            came: list[int] = []
             try:
-                return super().invoke(ctx)
+                with interruptible() as came:
+                    return super().invoke(ctx)
             except BaseException as error:
                 # Whatever a library made of the interrupt while it wrote an archive, it was one.
                 if came or isinstance(error, KeyboardInterrupt):
@@ -110,15 +105,16 @@ class Commands(click.Group):
                     _end(f"treeopt: {error}", 1)
                 if isinstance(error, OSError) and error.errno not in (None, errno.EPIPE):
                     _end(f"treeopt: {_refused(error)}", 1)
+                if isinstance(error, EOFError):
+                    _end(f"treeopt: What was read ended early: {first_line(error)}.", 1)
+                if isinstance(error, click.ClickException):
+                    vars(error)["message"] = printable(error.message)
                 raise
-            finally:
-                for number, handler in before.items():
-                    signal.signal(number, handler)
 
 
 def _end(said: str, code: int) -> NoReturn:
     with suppress(OSError):  # stderr may be full as well
-        click.echo(printable(said), err=True)
+        say(said, err=True)
     sys.exit(code)
 
 

@@ -21,6 +21,7 @@ from click.shell_completion import CompletionItem
 import treeopt
 from treeopt.errors import spoken
 from treeopt.files.options import Option, Options, options_of
+from treeopt.files.shell import printable
 
 if TYPE_CHECKING:
     from treeopt.planning.compared import Comparison
@@ -217,17 +218,25 @@ def command(
 def _help_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
         ctx.meta["shows_all"] = True
-        click.echo(ctx.get_help())
+        say(ctx.get_help())
         ctx.exit()
 
 
-def show_result(document: Any, table: Any, as_json: bool) -> None:
-    from treeopt.files.storage import to_json
-    from treeopt.report.terminal import out
+def say(text: str, *, err: bool = False) -> None:
+    """Print lines as they are, however long; no name in them moves the cursor."""
+    click.echo(printable(text), err=err)
 
-    if as_json or isinstance(table, str):
-        click.echo(to_json(document) if as_json else table)
+
+def show_result(document: Any, table: Any, as_json: bool) -> None:
+    if as_json:
+        from treeopt.files.storage import to_json
+
+        say(to_json(document).replace("\x7f", r"\u007f"))
+    elif isinstance(table, str):
+        say(table)
     else:
+        from treeopt.report.terminal import out
+
         out(table)
 
 

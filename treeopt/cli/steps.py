@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 import treeopt
-from treeopt.cli.command import command, show_comparison, show_result
-from treeopt.files.shell import printable
+from treeopt.cli.command import command, say, show_comparison, show_result
 from treeopt.records.options import (
     BenchOptions,
     CalibrateOptions,
@@ -98,7 +97,7 @@ def _run_one(run: RunDirectory, as_json: bool, source: Source, options: LineOpti
     if groups:
         out(compared_table(groups))
     out(verdict)
-    click.echo(printable(following))  # on a line of its own, however long, to be copied
+    say(following)  # on a line of its own, however long, to be copied
     note(", ".join(f"{name} {seconds:.0f} s" for name, seconds in line.seconds.items()))
 
 
@@ -156,7 +155,7 @@ def requests(
 
     records = treeopt.requests(log, tokenizer=tokenizer, columns=prompts, run=run, overwrite=overwrite)
     show_result(records.document(), requests_table(records), as_json)
-    click.echo(printable(f"To choose settings: {run.command('search', '--for', 'ENGINE')}"), err=True)
+    say(f"To choose settings: {run.command('search', '--for', 'ENGINE')}", err=True)
 
 
 @command(SearchOptions, TreeLimits)

@@ -7,7 +7,9 @@ from collections.abc import Collection
 from treeopt.errors import InvalidInput
 
 PLAIN = set(range(ord(" "), ord("~") + 1)) - set(b"'\\")  # bytes that $'...' takes as they are
-OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+OBEYED = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 
 
 def shell_word(value: object) -> str:

@@ -29,9 +29,6 @@ def out(renderable: RenderableType | str) -> None:
     console = Console(highlight=False, markup=False)  # names in brackets are names
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPED
-    if isinstance(renderable, str):
-        console.print(printable(renderable))
-        return
     parts = [Segment(printable(part.text), part.style, part.control) for part in console.render(renderable)]
     console.print(Segments(parts), crop=False)
 

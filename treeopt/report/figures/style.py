@@ -9,6 +9,7 @@ global state: `look` restores the settings that it changes.
 from __future__ import annotations
 
 import io
+import os
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,8 +61,13 @@ _LOOK: Look = {
 @contextmanager
 def look() -> Iterator[None]:
     """Draw and save in the project's style; usable as a decorator."""
+    screen = os.environ.pop(
+        "MPLBACKEND", None
+    )  # perhaps a notebook's; matplotlib does not load where it is not installed
     from matplotlib import style
 
+    if screen is not None:
+        os.environ["MPLBACKEND"] = screen
     with style.context(["default", _LOOK]):
         yield
 
