@@ -138,6 +138,6 @@ def test_tree_that_an_engine_does_not_take(tmp_path):
     chain = json.loads(invoke(*search, "--for", "TGI", "--json").stdout)["entries"][0]
     assert chain["warnings"][-2:] == [
         "tgi takes chains only.",
-        f"At batch size 1 the best draft (8 rows, 2 deep) would bring {tree['tokens_per_step']:.2f} tokens per step, "
+        f"At batch size 1 the best draft (8 rows, 3 deep) would bring {tree['tokens_per_step']:.2f} tokens per step, "
         f"the chain of 5 {chain['chosen']['tokens_per_step']:.2f}.",
     ]
