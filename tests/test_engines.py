@@ -96,7 +96,7 @@ WORDS = {
         },
         "mtp": "decoding_type: MTP\n", "ngram": "decoding_type: NGram\n  max_draft_len: 3\n  max_matching_ngram_size: 3\n",
     },
-    "tgi": {"medusa": "--model-id HEADS --speculate", "ngram": "--model-id BASE --speculate"},
+    "tgi": {"medusa": "--model-id HEADS --speculate", "ngram": "--model-id MODEL --speculate"},
     "transformers": {"draft-model": '"do_sample": false, "num_assistant_tokens": 3,', "ngram": '"do_sample": false, "prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 3'},
     "vllm": {
         "eagle3": '"method": "eagle3", "model": "DRAFTER"', "dflash": '"method": "dflash", "model": "DRAFTER"',

@@ -100,7 +100,7 @@ def test_where_speculation_costs_the_plan_is_to_serve_without(run, plain):
         found = tune(run, server.url, Watching(minutes=MINUTES, plain=str(plain), drafter="eagle3"))
     assert found.over_plain.value == pytest.approx(0.6, rel=0.03)
     assert first_line_of(found).startswith("Speculation costs now: 0.")
-    assert found.command == "vllm serve MODEL"
+    assert found.command == "vllm serve m"
 
 
 def test_a_second_watch_adds_to_the_first(run):

@@ -64,4 +64,4 @@ def test_it_counts_as_the_server_does_and_says_what_a_bench_says(program, tmp_pa
     said = {n: over_plain([found.paces[n]], [found.plain[n]]) for n in CLIENTS}
     print(f"{said} times plain, and {measured} by the answers")
     assert {n: ratio.value for n, ratio in said.items()} == pytest.approx(measured, rel=0.07)
-    assert found.command.startswith(("llama-server --model MODEL.gguf", "vllm serve MODEL"))
+    assert found.command.startswith(("llama-server --model ", "vllm serve "))

@@ -13,10 +13,10 @@ from treeopt.arms.choices import Decided, decide_arms, title_of
 from treeopt.arms.decide import Choice
 from treeopt.arms.tables import read_tables
 from treeopt.arms.tools import read_sweep, read_tool
-from treeopt.engines.base import About
+from treeopt.engines.base import About, Names
 from treeopt.engines.measured.files import load_file
-from treeopt.engines.plans import write_served
-from treeopt.engines.registry import ENGINES, engine_named, engine_of, method_of
+from treeopt.engines.plans import plain_command, write_served
+from treeopt.engines.registry import engine_named, engine_of, method_of
 from treeopt.errors import InvalidInput, meant
 from treeopt.records.display import Displayed
 from treeopt.records.drafters import kind_of_name
@@ -131,17 +131,18 @@ def launch_lines(decided: Decided, engine: str | None, kind: str | None = None) 
             )
             continue
         loads = [choice.arm.concurrency for choice in choices]
-        for at, command, its_notes in _launches(engine, drafter_kind or "", loads, lengths):
+        names = Names(*(name if "/" in name else None for name in (key[0], drafter)))
+        for at, command, its_notes in _launches(engine, drafter_kind or "", loads, lengths, names):
             lines.append(f"# {title_of(*key)}, {', '.join(map(str, at))} at once\n{command}")
             notes += its_notes
     return lines, list(dict.fromkeys(notes))
 
 
 def _launches(
-    engine: str, kind: str, loads: Sequence[int], lengths: Sequence[int]
+    engine: str, kind: str, loads: Sequence[int], lengths: Sequence[int], names: Names
 ) -> Iterator[tuple[list[int], str, tuple[str, ...]]]:
     """Concurrencies, the line that starts the engine for them, and notes; one line where the engine takes a schedule."""
-    about = About(num_heads=max(1, *lengths), drafter=kind, batch_size=loads[-1])
+    about = About(num_heads=max(1, *lengths), drafter=kind, batch_size=loads[-1], names=names)
     method = method_of(engine, kind) if any(lengths) else None
     if method and method.by_batch_size:
         # Each load serves those nearest to it, in ratios.
@@ -157,7 +158,7 @@ def _launches(
             written = write_served(method, for_all(Tree.chain(length)), replace(about, batch_size=at[-1]))
             yield at, written.command, written.notes
         else:
-            yield at, f"# start {ENGINES[engine].title} without speculation", ()
+            yield at, plain_command(engine, names), ()
 
 
 def _one_drafter(choices: Sequence[Choice]) -> tuple[str, list[int]]:

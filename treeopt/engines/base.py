@@ -7,7 +7,8 @@ written  the files, the launch command and what the user has to know
 kind     a kind of files that are imported, of an engine or of another tool
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +28,32 @@ COMMANDS = "commands.sh"  # the file of the launch command
 EARLIEST = "from the earliest place of the longest n-gram"
 LAST = 4096  # a schedule ends there if it must end somewhere: no engine decodes more sequences at once
 CHAINS = EngineLimits()
+PLACE = re.compile(r"\b(MODEL|HEADS|DRAFTER)(\.gguf|)(?!\w)")  # of a name in commands, files and notes
+READ_AS_IT_IS = re.compile(r"[\w./][\w./+=:,@-]*", re.ASCII)  # by shells, in JSON and in YAML
+
+
+@dataclass(frozen=True)
+class Names:
+    """Paths or hub ids of the target and its drafter; None where they are not known."""
+
+    model: str | None = None
+    drafter: str | None = None
+
+    def put_into(self, text: str, kept: Collection[str] = ()) -> str:
+        """A text with the names in place of MODEL, HEADS and DRAFTER, where shells and files read them as they are.
+
+        kept : words that stay
+
+        >>> Names("org/model", "my heads").put_into("serve MODEL --heads HEADS --gguf MODEL.gguf")
+        'serve org/model --heads HEADS --gguf MODEL.gguf'
+        """
+
+        def name_of(match: re.Match[str]) -> str:
+            name = self.model if match[1] == "MODEL" else self.drafter
+            fits = name is not None and READ_AS_IT_IS.fullmatch(name) and name.endswith(match[2])
+            return str(name) if fits and match[1] not in kept else match[0]
+
+        return PLACE.sub(name_of, text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +68,7 @@ class About:
     drafter_id     name of the drafter in records
     acceptance     record of the rule that the drafts were chosen for; None for greedy decoding
     runtime        runtime whose latencies the plan was made with
+    names          of the target and the drafter
     """
 
     num_heads: int
@@ -51,6 +79,7 @@ class About:
     batch_size: int = 1
     acceptance: Mapping[str, Any] | None = None
     runtime: Runtime | None = None
+    names: Names = Names()
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "num_heads", "num_layers"):

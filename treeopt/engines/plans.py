@@ -6,13 +6,15 @@
 gets one draft a part: one part serves all batch sizes, or each batch size has its own.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from treeopt import __version__
-from treeopt.engines.base import EARLIEST, LAST, About, Method, Written
+from treeopt.engines.base import EARLIEST, LAST, About, Method, Names, Written
 from treeopt.engines.copied import KIND, notes_on
 from treeopt.engines.registry import (
     ENGINES,
@@ -33,7 +35,7 @@ from treeopt.records.rules import marked_rule, option_of, rule_of
 from treeopt.trees.draft import Draft
 
 COMMENTED = (".sh", ".py", ".yml")  # endings of files that can hold a comment
-AS_PLANNED = ExportOptions()
+AS_PLANNED, UNKNOWN = ExportOptions(), Names()
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,11 @@ class Export:
     beyond: tuple[str, ...]
 
 
-def prepare(plan: Plan, engine: str, options: ExportOptions = AS_PLANNED) -> Export:
+def prepare(plan: Plan, engine: str, options: ExportOptions = AS_PLANNED, names: Names = UNKNOWN) -> Export:
     """The parts of a plan for an engine. Raises InvalidInput if the plan has no draft that the engine takes."""
     engine = engine_named(engine)
     method = method_for_plan(plan, engine, options.method)
-    about, served = about_plan(plan), plan.ranges(method)
+    about, served = replace(about_plan(plan), names=names), plan.ranges(method)
     plan_served = plan.served_by(method)
     notes, beyond = list[str](), list[str]()
     if plan_served is not plan and method.limits.only_chains:
@@ -124,13 +126,24 @@ def _ended(served: Ranges[Draft], planned: int, engine: str, beyond: Beyond) -> 
     return ended, [f"{nothing}, so {engine} does not speculate there. To go on as at {largest}: `beyond=last`."]
 
 
-def first_taking(plan: Plan, engines: Iterable[str]) -> tuple[str, dict[int | None, Written]] | None:
+def first_taking(
+    plan: Plan, engines: Iterable[str], names: Names = UNKNOWN
+) -> tuple[str, dict[int | None, Written]] | None:
     """The first of some engines that takes a plan as it is, and what is written there for each part; None where none does."""
     for engine in engines:
         with suppress(TreeoptError):  # not for this plan
-            prepared = prepare(plan, engine)
+            prepared = prepare(plan, engine, names=names)
             return engine, {size: write_served(prepared.method, *part) for size, part in prepared.parts.items()}
     return None
+
+
+def plain_command(engine: str, names: Names = UNKNOWN) -> str:
+    """The command that serves the base model alone; a comment for an engine that decodes with trees alone."""
+    for method in ENGINES[engine].methods:
+        if method.status == "live":
+            with suppress(InvalidInput):
+                return write_served(method, for_all(ROOT), About(num_heads=1, names=names)).command
+    return f"# {ENGINES[engine].title} decodes with a tree alone"
 
 
 def method_for_plan(plan: Plan, engine: str, method: str | None = None) -> Method:
@@ -191,7 +204,20 @@ def write_served(method: Method, served: Ranges[Draft], about: About) -> Written
     line = f"# For {ENGINES[engine].title}, checked against {method.checked}. Written by treeopt {__version__}.\n"
     files = {name: line + text if name.endswith(COMMENTED) else text for name, text in written.files.items()}
     notes = (*written.notes, *rule_notes, *_notes_on(method, served, about), *removal_notes(method))
-    return replace(written, files=files, notes=notes)
+    return _named(replace(written, files=files, notes=notes), known.names)
+
+
+def _named(written: Written, names: Names) -> Written:
+    """What is written with the names of the model and the drafter, unless a note says how to make what stands there."""
+    made = {match[1] for note in written.notes for match in re.finditer(r"--output (\w+)", note)}
+    put = partial(names.put_into, kept=made)
+    return replace(
+        written,
+        files={name: put(text) for name, text in written.files.items()},
+        command=put(written.command),
+        notes=tuple(map(put, written.notes)),
+        options=tuple(map(put, written.options)),
+    )
 
 
 def _notes_on(method: Method, served: Ranges[Draft], about: About) -> list[str]:

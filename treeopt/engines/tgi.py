@@ -22,8 +22,8 @@ def many_rows(chain: Draft, about: About) -> list[str]:
 
 write = Templates(
     command="text-generation-launcher --model-id",
-    alone="text-generation-launcher --model-id BASE",
-    options={"medusa": "HEADS --speculate {length}", "ngram": "BASE --speculate {length}"},
+    alone="text-generation-launcher --model-id MODEL",
+    options={"medusa": "HEADS --speculate {length}", "ngram": "MODEL --speculate {length}"},
     notes_of={
         "medusa": (
             "HEADS holds medusa_lm_head.safetensors and a config.json that names the base model and has no "

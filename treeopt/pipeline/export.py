@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from treeopt.engines.base import About, Written
-from treeopt.engines.plans import AS_PLANNED, has_dynamic, method_for_plan, prepare, write_served
+from treeopt.engines.base import About, Names, Written
+from treeopt.engines.plans import AS_PLANNED, UNKNOWN, has_dynamic, method_for_plan, prepare, write_served
 from treeopt.engines.registry import engine_named, engine_of, method_of, runners
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.notes import note
@@ -20,7 +20,7 @@ from treeopt.pipeline.drafters import benches_of
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.exchange import ExportOptions
-from treeopt.records.inputs import read_planned, read_timed, stale_plan
+from treeopt.records.inputs import model_and_drafter, read_planned, read_timed, stale_plan
 from treeopt.records.plan import Plan, by_batch_size, for_all
 from treeopt.records.rules import marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
@@ -41,10 +41,13 @@ def export(
     tree: str | None = None,
     heads: int | None = None,
     anyway: bool = False,
+    names: Names | None = None,
 ) -> tuple[list[Path], Written]:
     """Write the engine's files for the plan, or for a ``tree`` by file or published name: (files, what was written).
 
     A stale plan is exported ``anyway`` only.
+
+    names : of the model and the drafter; by default those that the run knows
     """
     engine = engine_named(engine)
     folder = run.export / engine
@@ -62,7 +65,8 @@ def export(
     benches: Mapping[int, Benchmark] = {}
     with suppress(InvalidInput):  # one is damaged: the prediction says it too
         benches = benches_of(run, plan)
-    paths, written = export_to(folder, plan, engine, options, benches=benches, anyway=anyway)
+    names = names or Names(*model_and_drafter(run, plan))
+    paths, written = export_to(folder, plan, engine, options, benches=benches, anyway=anyway, names=names)
     profile = read_timed(run, plan.inputs)
     return paths, replace(written, notes=(*written.notes, *(timing_caveats(profile) if profile else ())))
 
@@ -91,6 +95,7 @@ def export_to(
     *,
     benches: Mapping[int, Benchmark] | None = None,
     anyway: bool = False,
+    names: Names = UNKNOWN,
 ) -> tuple[list[Path], Written]:
     """Write a plan as an engine's files: (files, what was written).
 
@@ -98,11 +103,11 @@ def export_to(
     against the plan's drafts, by their ``benches`` where there are some, is the first of the notes, then for which load it is.
     What was measured slower than plain is written ``anyway`` only.
     """
-    prepared = prepare(plan, engine, options)
+    prepared = prepare(plan, engine, options, names)
     judged = {size: bench for size, bench in (benches or {}).items() if prepared.plan[size].draft == plan[size].draft}
     slower, notes = [size for size, bench in judged.items() if slowdown(bench)], list[str]()
     if None in prepared.parts and not anyway and not plan.mix and 0 < len(slower) < len(plan.entries):
-        prepared = prepare(_plain_at(slower, plan), engine, options)
+        prepared = prepare(_plain_at(slower, plan), engine, options, names)
         judged = {size: bench for size, bench in judged.items() if size not in slower}
         notes = [f"Written without speculation, which was measured slower: batch size {size}." for size in slower]
     parts: dict[int | None, Written] = {}

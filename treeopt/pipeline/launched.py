@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeopt import demo
+from treeopt.engines.base import Names
 from treeopt.engines.plans import Export, prepare, write_served
 from treeopt.engines.registry import engine_named
 from treeopt.errors import InvalidInput, Unsupported
@@ -34,7 +35,7 @@ from treeopt.planning.table import Candidate
 from treeopt.records.benchmark import FEWEST_LAUNCHES, Benchmark
 from treeopt.records.contender import Block, Prompt
 from treeopt.records.exchange import ExportOptions
-from treeopt.records.inputs import inputs_of, stale_plan
+from treeopt.records.inputs import inputs_of, model_and_drafter, stale_plan
 from treeopt.records.options import BenchOptions, Prompts, Server, Source
 from treeopt.records.origins import Provenance, Runtime
 from treeopt.records.plan import Plan, PlanEntry, for_all
@@ -63,7 +64,8 @@ def bench_plan(run: RunDirectory, source: Source, options: BenchOptions, server:
     check_heeded({**source.given, "trees": options.trees, "time_limit_s": options.time_limit_s})
     launcher, plan = Launcher.parse(str(server.launch), server.within_s), run.read_plan()
     batch_size, engine = options.batch_size, _engine_of(plan, options.engine)
-    export = prepare(plan, engine, ExportOptions(batch_size=batch_size))
+    names = Names(drafter=None if source.drafter else model_and_drafter(run, plan)[1])
+    export = prepare(plan, engine, ExportOptions(batch_size=batch_size), names)
     note(*stale_plan(run, plan), *export.notes)
     entries = [entry for entry in export.plan.entries if batch_size in (None, entry.batch_size)]
     most, loads = _loads(run, plan, entries, options, replace(source, drafter=None))

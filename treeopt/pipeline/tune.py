@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from treeopt.arms.tuned import TunedArms, columns_of, read_arms, tune_arms
+from treeopt.engines.base import Names
 from treeopt.engines.measured.exposition import COUNTERS
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.options import Options
@@ -258,10 +259,11 @@ def _plan(
     ).save(run.profile)
     unknown.append(_between(calibration, length, *max(timed.items())[1]))
     try:
-        options = SearchOptions(engine=recording.engine, batch_sizes=list(timed))
-        unknown += search(run, options, TreeLimits(measured_only=True)).notes
+        wanted = SearchOptions(engine=recording.engine, batch_sizes=list(timed))
+        unknown += search(run, wanted, TreeLimits(measured_only=True)).notes
         write_report(run)
-        written = export(run, recording.engine, options=ExportOptions(beyond=beyond))[1]
+        options = ExportOptions(beyond=beyond)
+        written = export(run, recording.engine, options, names=Names(recording.model))[1]
         unknown += written.notes
         return written.command
     except TreeoptError as error:

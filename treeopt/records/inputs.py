@@ -175,6 +175,16 @@ def read_grown_on(run: RunDirectory, inputs: Mapping[str, str]) -> Accuracies | 
     return None
 
 
+def model_and_drafter(run: RunDirectory, plan: Plan) -> tuple[str | None, str | None]:
+    """Paths or hub ids of the model and the drafter that a plan is of, as far as it and the run know them."""
+    record = read_grown_on(run, plan.inputs)
+    meta = {} if record is None else record.meta
+    given = meta["source"] if isinstance(meta.get("source"), Mapping) else {}
+    model = str(given.get("model") or Provenance.of(meta).model)
+    drafter = str(given.get("drafter") or (plan.drafter or {}).get("id"))
+    return model if "/" in model else None, drafter if "/" in drafter else None
+
+
 def not_a_check(differences: str) -> str:
     """The sentence that a benchmark does not check speedups whose latencies were timed elsewhere (`timed_elsewhere`)."""
     return (

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from treeopt import __version__
+from treeopt.engines.base import Names
 from treeopt.engines.plans import first_taking
 from treeopt.engines.registry import runners
 from treeopt.errors import OutOfRange
 from treeopt.files import storage, writing
 from treeopt.files.shell import command_line, printable
 from treeopt.records.benchmark import Benchmark
-from treeopt.records.inputs import made_from, not_a_check, timed_elsewhere
+from treeopt.records.inputs import made_from, model_and_drafter, not_a_check, timed_elsewhere
 from treeopt.records.origins import Provenance
 from treeopt.records.plan import EXACT, Plan, PlanEntry
 from treeopt.records.rules import option_of
@@ -279,7 +280,8 @@ def _deployment(run: RunDirectory, plan: Plan, inputs: Inputs, engines: Sequence
     """
     benches = [*inputs.benches().values(), *(bench for bench in engines if not timed_elsewhere(run, plan, bench))]
     planned = plan.constraint.engine if plan.constraint else None
-    taken = first_taking(plan, [planned.name] if planned else runners((plan.drafter or {}).get("kind")))
+    able = [planned.name] if planned else runners((plan.drafter or {}).get("kind"))
+    taken = first_taking(plan, able, Names(*model_and_drafter(run, plan)))
     if taken is None or any(map(slowdown, benches)):
         return None
     engine, written = taken
