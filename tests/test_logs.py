@@ -4,6 +4,7 @@ import json
 import math
 import random
 import resource
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 import treeopt
 from treeopt.errors import InvalidInput
+from treeopt.pipeline import logs
 from treeopt.pipeline.logs import BLOCK, requests_of
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
@@ -198,6 +200,23 @@ def test_each_of_several_choices_is_a_request(folders, tmp_path):
     choices = [{"message": {"role": "assistant", "content": said}} for said in ("one", "two")]
     log = read(tmp_path, [{"messages": [USER], "choices": choices}], folders["chat"])
     assert texts(log) == [(ASKED, "one<|im_end|>"), (ASKED, "two<|im_end|>")]
+
+
+def test_many_answers_to_a_long_prompt_are_read_in_one_pass():
+    """The prompt was read anew for each answer: 50 kB of it took 4 seconds. A choice may have the prompt's ids."""
+    row = {"messages": [USER] * 2000, "choices": [{"text": "a", "prompt_token_ids": [5, i]} for i in range(2000)]}
+    began = time.process_time()
+    answered = list(requests.requests_in(row))
+    assert time.process_time() - began < 1
+    assert len(answered) == 2000
+    assert answered[7].prompt_ids.tolist() == [5, 7]
+
+
+def test_the_tokens_of_a_row_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(logs, "MOST_OF_ROW", 100)
+    row = {"prompt_token_ids": [5] * 50, "choices": [{"token_ids": [7]}] * 3}
+    with pytest.raises(InvalidInput, match="its answers, each with the prompt, have more than 100 tokens"):
+        read(tmp_path, [row])
 
 
 def test_calls_of_tools_are_written_where_the_template_writes_them_and_said_to_be_lost_elsewhere(folders, tmp_path):

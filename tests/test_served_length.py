@@ -78,6 +78,8 @@ def test_a_drafter_that_is_never_right_is_not_planned(run, steps):
     assert "The drafter does not work: " in invoke("search", "--run", run.path, code=1).stderr
     invoke("export", "--to", "vllm", "--run", run.path, code=1)
     assert not run.plan.exists()
+    invoke("import", *files, "--run", run.path, "--drafter", "ngram", "--overwrite")
+    invoke("search", "--run", run.path)  # a text that does not repeat is no fault of a drafter that copies
 
 
 @pytest.mark.parametrize("drafter", ["eagle3", "ngram"])

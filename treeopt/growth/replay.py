@@ -187,7 +187,7 @@ def dynamic_rates(trace: RankTrace, limits: DynamicLimits = ANY) -> dict[Dynamic
     topks = [topk for topk in pools.topks if topk > 1]  # others are chains
     for topk, levels in product(topks, range(1, min(pools.levels, limits.levels) + 1)):
         trees = [DynamicTree(levels, topk, n) for n in range(levels + 1, limits.most_rows(levels, topk) + 1)]
-        rates |= rates_by_place(trace, pools.places_in(levels, topk), trees)
+        rates |= rates_by_place(trace, pools.places_in(levels, topk), trees) if trees else {}
     return rates
 
 
@@ -202,7 +202,7 @@ def marginal_rates(trace: RankTrace, *, depth: int = MOST_BLOCK, rows: int = MOS
     for (narrower, width), levels in product(pairwise((0, *pools.topks)), range(1, min(depth, pools.levels) + 1)):
         most = min(product_size(levels, width) + 1, rows)
         trees = [DDTree(levels, width, n) for n in range(max(levels + 1, narrower + 2), most + 1)]
-        rates |= rates_by_place(trace, pools.places_in(levels, width), trees)
+        rates |= rates_by_place(trace, pools.places_in(levels, width), trees) if trees else {}
     return rates
 
 

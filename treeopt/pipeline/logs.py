@@ -38,6 +38,7 @@ from treeopt.runtime.prompts.sets import MOST_GROUPS
 
 HEEDED = ("column", "group_by", "responses", "chat_template")
 BLOCK = 16  # tokens
+MOST_OF_ROW = 2**24  # tokens of the requests in one row
 MOST_TOKENS = 5 * 10**8  # of what is read again of a file of arrays
 
 # Hashes of how a request begins, and of how later ones of its conversation may begin.
@@ -110,12 +111,15 @@ def requests_of(file: Path, encoder: Encoder | None, columns: Prompts) -> Reques
     answered, groups, tokens = list[TokenisedRequest](), dict[str, int](), 0
 
     def read(row: Record) -> list[TokenisedRequest]:
-        group, found = read_group(row, group_by), []
+        group, found, size = read_group(row, group_by), list[TokenisedRequest](), 0
         for request in requests_in(row, columns.column, columns.responses):
             prompt, answer = (array("i", ids) for ids in encode_request(request, encoder, doubts))
             limit = request.limit and max(request.limit, len(answer))  # tokenised again, an answer may be longer
             chain = chain_of(request, prompt, answer)
             found.append(TokenisedRequest(Request(prompt, answer, limit), group, request.begin_s, chain))
+            size += len(prompt) + len(answer)
+            if size > MOST_OF_ROW:
+                raise ValueError(f"its answers, each with the prompt, have more than {MOST_OF_ROW:,} tokens")
         return found
 
     with progress("Reading", None):

@@ -185,7 +185,7 @@ def kind_of_layout(layout: str) -> str:
 
 
 BLOCKS = ("dflash", "dflash2", "dspark")  # drafters that guess a block at once, no longer than in their training
-COPIES = ("ngram", "suffix")  # drafters that copy text
+COPIES = ("ngram", "suffix", "copied-text")  # drafters that copy text
 
 
 def depth_noun(drafter: Mapping[str, Any] | None) -> str:

@@ -12,6 +12,7 @@ from treeopt.files import npz, places, storage
 from treeopt.files.storage import sha256_of
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import ENGINE_LOG, LEAST_RIGHT, Calibration
+from treeopt.records.drafters import COPIES
 from treeopt.records.origins import OURS, Origin, Provenance, same_origin
 from treeopt.records.plan import Plan
 from treeopt.records.pools import NO_PLACE
@@ -94,7 +95,12 @@ def _read(run: RunDirectory, source: str | None, files: Iterable[Path]) -> tuple
 
 
 def broken(record: Accuracies) -> str | None:
-    """Why the drafter does not work, where no guess was right, or of an engine's drafts fewer than one first guess in twenty."""
+    """Why the drafter does not work, where no guess was right, or of an engine's drafts fewer than one first guess in twenty.
+
+    None for a drafter that copies text: the text may not repeat.
+    """
+    if (record.meta.get("drafter") or {}).get("kind") in COPIES:
+        return None
     reason = "none of its guesses was right"
     if isinstance(record, Calibration):
         right, trials = int(record.hits[0].sum()), int(record.trials[0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import ChainMap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -47,6 +48,7 @@ STOPS, LIMITED = ("finish_reason", "stop_reason", "stop_type"), ("length", "max_
 # Names that tell a server's answer from a text that a model wrote as JSON.
 SERVERS = {*STOPS, *ANSWER_IDS, "usage", "meta_info", "generated_text", "done_reason", "eval_count"}
 MOST = 2**31 - 1
+Asked = tuple[list[Message], str, "array[int] | None"]  # messages, one text, or ids
 
 
 @dataclass(frozen=True)
@@ -83,13 +85,14 @@ def requests_in(row: Record, column: str | None = None, responses: str | None = 
     """
     fields = _flat(row)
     name, choices = first_of(fields, CHOICES, list)
+    asked = _prompt(fields, column)
     if choices is None:
-        yield _request(fields, None, column, responses)
+        yield _request(fields, None, asked, column, responses)
     elif not choices or not all(isinstance(choice, dict) for choice in choices):
         raise ValueError(f"{name} must be objects, one at least")
     else:
         for choice in choices:
-            yield _request(fields, _flat(choice), column, responses)
+            yield _request(fields, _flat(choice), asked, column, responses)
 
 
 def _flat(row: Record, depth: int = MOST_WITHIN) -> dict[str, Any]:
@@ -123,10 +126,13 @@ def _is_response(document: Any, depth: int) -> bool:
     return not SERVERS.isdisjoint(names) or any(part.get("role") == "assistant" for part in parts)
 
 
-def _request(row: Record, choice: Record | None, column: str | None, responses: str | None) -> LoggedRequest:
+def _request(
+    row: dict[str, Any], choice: dict[str, Any] | None, asked: Asked, column: str | None, responses: str | None
+) -> LoggedRequest:
     """The request of a row, or of one of its answers, ``choice``, whose own fields come first."""
-    fields = {**row, **(choice or {})}
-    messages, text, prompt_ids = _prompt(fields, column)
+    fields = ChainMap(choice or {}, row)
+    messages, text, prompt_ids = asked
+    prompt_ids = _ids(*first_of(choice or {}, PROMPT_IDS)) or prompt_ids  # vLLM has them beside each answer
     answer_ids = _ids(*first_of(fields, ANSWER_IDS))
     if text and choice is None:
         messages = [{"role": "user", "content": text}]
@@ -157,7 +163,7 @@ def _request(row: Record, choice: Record | None, column: str | None, responses: 
     )
 
 
-def _prompt(fields: Record, column: str | None) -> tuple[list[Message], str, array[int] | None]:
+def _prompt(fields: Record, column: str | None) -> Asked:
     """What was asked: as messages, as one text, or as ids."""
     ids = _ids(*first_of(fields, PROMPT_IDS))
     name, value = prompt_in(fields, (column,) if column else PROMPTS)
