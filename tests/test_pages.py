@@ -4,6 +4,7 @@ A page has a file in a block with a title, and what a command prints in a block 
 streams or a part of the lines where the comment says so. The commands of a page share a folder.
 """
 
+import hashlib
 import os
 import re
 import shlex
@@ -19,7 +20,7 @@ from treeopt.cli import cli
 from treeopt.records.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[1]
-README = "README.md"
+README, GALLERY = "README.md", "docs/gallery.md"
 PAGES = (README, "docs/tutorial.md", "docs/your-server.md")
 BLOCK = re.compile(
     r'^```text title="(?P<file>[^"\n]+)"\n(?P<text>[^`]+)^```\n'
@@ -27,6 +28,7 @@ BLOCK = re.compile(
     r'(?: \((?P<stream>stderr|both streams)\)| \(from "(?P<first>.+?)" to "(?P<last>.+?)"\))? -->\n```text\n)[^`]*^```\n',
     re.MULTILINE,
 )
+DRAWN_BY = re.compile(r"<!-- drawn by: (\w+) -->")
 GROUPS = (
     "calibrate --run groups --group-by module --num-prompts 96",
     "search --run groups",
@@ -64,6 +66,12 @@ def without_models(block: re.Match[str]) -> bool:
     return bool(block["file"]) or block["words"].startswith("tune ") or " --calibration " in block["words"]
 
 
+def drawing_code() -> str:
+    """A name for the code that draws pictures, another one for other code."""
+    files = sorted((ROOT / "treeopt" / "report" / "figures").glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_pages_show_what_is_printed(page, tmp_path, monkeypatch):
     """Where no model is run; what is measured differs from run to run."""
@@ -98,12 +106,19 @@ def test_the_readme_fits_ninety_lines_and_says_how_to_set_up_first():
     assert "make test" in "\n".join(lines[:12])
 
 
+def test_the_pictures_are_drawn_by_this_code():
+    """`make pages` draws them anew."""
+    assert DRAWN_BY.findall((ROOT / GALLERY).read_text("utf-8")) == [drawing_code()]
+
+
 def draw() -> None:
     """Write the pictures of the run here, and of one by groups, into docs/images."""
     for words in GROUPS:
         printed(words)
     for picture in (*Path("treeopt-run/figures").glob("*.png"), Path("groups/figures/groups.png")):
         shutil.copy(picture, ROOT / "docs" / "images")
+    gallery = ROOT / GALLERY
+    gallery.write_text(DRAWN_BY.sub(f"<!-- drawn by: {drawing_code()} -->", gallery.read_text("utf-8")), "utf-8")
 
 
 if __name__ == "__main__":
