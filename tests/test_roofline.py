@@ -294,7 +294,11 @@ def test_missing_configs_unknown_devices_and_other_dtypes_are_refused(tmp_path):
     ("arguments", "message", "code"),
     [
         (("--analytical", "L4"), "--analytical needs the model's shape", 1),
-        (("--analytical", "L4", "--model", "llama-7b", "--compile"), "--compile does not go with --analytical", 2),
+        (
+            ("--analytical", "L4", "--model", "llama-7b", "--calibration", "x"),
+            "--calibration does not go with --analytical",
+            2,
+        ),
         (("--analytical", "L4", "--from-csv", "x"), "--analytical does not go with --from-csv", 2),
         (("--runtime", "vllm"), "--runtime is for --from-csv", 2),
     ],

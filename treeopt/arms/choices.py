@@ -1,4 +1,4 @@
-"""What a table of arms says: the choice at each concurrency, what it brings, the step taken apart and the next run."""
+"""What a table of arms says: the choice at each concurrency, what it brings, what its steps take, and the next run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from treeopt.arms.arm import OFF, Arm, Arms
 from treeopt.arms.decide import Choice, NextRun, decide
 from treeopt.arms.groups import apart, merged
 from treeopt.arms.model import Posterior, posterior_of
-from treeopt.arms.steps import StepParts, step_parts
+from treeopt.arms.steps import StepTime, step_times
 from treeopt.errors import InvalidInput, spoken
 from treeopt.files.storage import schema
 from treeopt.records.estimate import figure
@@ -20,7 +20,7 @@ from treeopt.records.estimate import figure
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Decided:
-    """What a table of arms says: the choice at each concurrency, the step taken apart, broken drafters, the next run.
+    """What a table of arms says: the choice at each concurrency, what steps take, broken drafters, the next run.
 
     posteriors : one for each model, whose arms are as they were compared: repeats merged, groups apart
     limit_ms   : most milliseconds per token
@@ -28,7 +28,7 @@ class Decided:
 
     posteriors: tuple[Posterior, ...]
     choices: tuple[Choice, ...]
-    steps: tuple[StepParts, ...]
+    steps: tuple[StepTime, ...]
     limit_ms: float | None = None
     meanings: Mapping[str, str]
     notes: tuple[str, ...] = ()
@@ -120,8 +120,8 @@ def minutes_of(choice: Choice, run: NextRun) -> float | None:
     return float(np.mean(tokens)) / choice.posterior.throughput(run.arm) / 60 if tokens else None
 
 
-def _step(step: StepParts) -> dict[str, object]:
-    parts = {name: figure(getattr(step, name)) for name in ("plain_ms", "fixed_ms", "per_guess_ms", "step_ms")}
+def _step(step: StepTime) -> dict[str, object]:
+    parts = {name: figure(getattr(step, name)) for name in ("plain_ms", "step_ms")}
     arm = {name: value for name, value in _arm(step.served).items() if name != "k"}
     return {**arm, **parts, "break_even_tokens_per_step": figure(step.break_even_tokens)}
 
@@ -141,13 +141,13 @@ def decide_arms(
     if tpot_limit is not None and any(arm.unit == "ratio" for arm in compared):
         raise InvalidInput("`tpot_limit` needs times or tokens per second: a ratio to another setting says neither.")
     compared = _with_lengths(merged(compared), lengths)
-    posteriors, choices, steps = [], [], list[StepParts]()
+    posteriors, choices, steps = [], [], list[StepTime]()
     for model in dict.fromkeys(arm.model for arm in compared):
         posterior = posterior_of([arm for arm in compared if arm.model == model], launch=noise)
         posteriors.append(posterior)
         for cell in dict.fromkeys(arm.cell for arm in posterior.arms):
             places = [i for i, arm in enumerate(posterior.arms) if arm.cell == cell]
-            steps += step_parts(posterior, places)
+            steps += step_times(posterior, places)
             if choice := decide(posterior, places, tpot_limit):
                 choices.append(choice)
     if not any(arm.k for arm in compared if not arm.tokens_per_s) and any(arm.k for arm in compared):

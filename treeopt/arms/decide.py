@@ -77,10 +77,7 @@ class Choice:
     @property
     def over_off(self) -> Estimate | None:
         """How many times the throughput without speculation the chosen arm has; None where that was not run."""
-        return self.over((OFF, 0))
-
-    def over(self, setting: tuple[str, int | None]) -> Estimate | None:
-        place = self.run.get(setting)
+        place = self.run.get((OFF, 0))
         return None if place is None else self.posterior.ratio(self.chosen, place)
 
 

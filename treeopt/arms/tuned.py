@@ -17,7 +17,7 @@ from treeopt.engines.base import About, Names
 from treeopt.engines.measured.files import load_file
 from treeopt.engines.plans import plain_command, write_served
 from treeopt.engines.registry import engine_named, engine_of, method_of
-from treeopt.errors import InvalidInput, meant
+from treeopt.errors import InvalidInput
 from treeopt.records.display import Displayed
 from treeopt.records.drafters import kind_of_name
 from treeopt.records.exchange import TableOptions
@@ -72,12 +72,10 @@ def keep_arms(run: RunDirectory, arms: Arms, *, overwrite: bool = False) -> None
 class TunedArms(Displayed):
     """The decision among some arms, and the lines that start an engine with it.
 
-    served   : the setting that is served now, if that was asked
     commands : launch lines, each with a comment that says what it is for
     """
 
     decided: Decided
-    served: tuple[str, int | None] | None
     commands: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -87,9 +85,8 @@ def tune_arms(arms: Arms, options: TableOptions = AS_THE_FILES_SAY) -> TunedArms
     engine = engine_named(options.engine) if options.engine else engine_of_all(arms)
     noise = options.noise and options.noise / 100
     decided = decide_arms(arms, lengths=options.lengths, noise=noise, tpot_limit=options.tpot_limit)
-    setting = None if options.served is None else _setting(options.served, decided)
     commands, notes = launch_lines(decided, engine, options.drafter)
-    return TunedArms(decided, setting, tuple(commands), tuple(notes))
+    return TunedArms(decided, tuple(commands), tuple(notes))
 
 
 def columns_of(columns: Sequence[str]) -> dict[str, str]:
@@ -98,14 +95,6 @@ def columns_of(columns: Sequence[str]) -> dict[str, str]:
     if wrong := [column for column, (name, _, meaning) in zip(columns, pairs, strict=True) if not name or not meaning]:
         raise InvalidInput(f"`columns` must be like 'accept len=tokens_per_step', but got {wrong[0]!r}.")
     return {name.strip(): meaning.strip() for name, _, meaning in pairs}
-
-
-def _setting(name: str, decided: Decided) -> tuple[str, int | None]:
-    """A setting by its name in the tables that are printed."""
-    settings = {arm.name: arm.setting for arm in decided.arms if arm.tokens_per_s}
-    if name not in settings:
-        raise InvalidInput(f"`served` must be one of {', '.join(settings)}, but got {name!r}.{meant(name, settings)}")
-    return settings[name]
 
 
 def engine_of_all(arms: Arms) -> str | None:

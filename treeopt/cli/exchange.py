@@ -54,7 +54,7 @@ def tune(
         sources = tuple(f"{url}?model={quote(model)}" for url in sources)
     decided = pipeline.tune_sources(run, sources, watching, table)
     if isinstance(decided, TunedArms):
-        show_arms(decided, as_json, table.markdown)
+        show_arms(decided, as_json)
     else:
         _show_server(decided, run, as_json)
 
@@ -69,18 +69,15 @@ def _show_server(found: Tuned, run: RunDirectory, as_json: bool) -> None:
         show_result(None, found.command, as_json)
 
 
-def show_arms(found: TunedArms, as_json: bool, as_markdown: bool = False) -> None:
-    from treeopt.report.arms_table import decision_table, markdown
+def show_arms(found: TunedArms, as_json: bool) -> None:
+    from treeopt.report.arms_table import decision_table
     from treeopt.report.terminal import note
 
     commands = list(found.commands)
-    if as_markdown and not as_json:
-        show_result(None, markdown(found.decided), as_json)
-    else:
-        document = {**found.decided.document(), "commands": commands}
-        show_result(document, decision_table(found.decided, found.served), as_json)
-        if commands and not as_json:
-            show_result(None, "\n".join(commands), as_json)
+    document = {**found.decided.document(), "commands": commands}
+    show_result(document, decision_table(found.decided), as_json)
+    if commands and not as_json:
+        show_result(None, "\n".join(commands), as_json)
     note(
         *(f"{name}: {meaning}." for name, meaning in found.decided.meanings.items()), *found.decided.notes, *found.notes
     )

@@ -49,7 +49,7 @@ TABLES: dict[type, Callable[[Any], RenderableType]] = {
     Calibration: calibration_table,
     LatencyProfile: profile_table,
     Plan: plan_table,
-    TunedArms: lambda tuned: decision_table(tuned.decided, tuned.served),
+    TunedArms: lambda tuned: decision_table(tuned.decided),
     Tuned: server_table,
     Benchmark: bench_table,
     **dict.fromkeys((Compared, GroupsCompared, DraftersCompared, Gate), compared_table),

@@ -49,15 +49,11 @@ class TableOptions(Options):
 
     heading: ClassVar[str] = "A table of settings"
     columns: Sequence[str] = option("what a column of a table means, as NAME=MEANING", (), flag="--column", common=True)
-    markdown: bool = option("print a table for a pull request", False)
     lengths: Sequence[int] = option(
         "guesses per step that could be run too, beside those in the files", (), least=0, common=True
     )
     noise: float | None = option(NOISE, above=0, most=1000)
     tpot_limit: float | None = option("most milliseconds per token of a request", above=0, common=True)
-    served: str | None = option(
-        'the setting that is served now, such as "MTP 3" or "off", to compare with', common=True
-    )
     engine: str | None = option(
         "the engine to start; by default the one that the files name", flag="--for", common=True
     )

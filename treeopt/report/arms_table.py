@@ -1,4 +1,4 @@
-"""The decision among settings that were run, for the terminal and as Markdown for a pull request."""
+"""The decision among settings that were run, as tables."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from treeopt.arms.arm import OFF, Arm, Arms, Unit
+from treeopt.arms.arm import Arms, Unit
 from treeopt.arms.choices import Decided, minutes_of, prompts_of, title_of
 from treeopt.arms.decide import Choice
-from treeopt.arms.steps import StepParts
+from treeopt.arms.steps import StepTime
 from treeopt.records.inputs import BROKEN
-from treeopt.report.table import Column, Table, escaped
+from treeopt.report.table import Column, Table
 from treeopt.report.terminal import together
 from treeopt.report.wording import count, interval
 
-Setting = tuple[str, int | None]
 SPEED: Mapping[Unit, str] = {"all": "tokens/s", "request": "tokens/s of a request", "ratio": "ratio"}
 
 
@@ -42,15 +41,12 @@ def arms_table(arms: Arms) -> Table:
     return Table(f"{count(len(arms.arms), 'setting')}", columns, arms.arms, section=lambda arm: arm.cell[:2])
 
 
-def decision_table(decided: Decided, served: Setting | None = None) -> RenderableType:
-    """What to serve and what it brings, the step taken apart, and the run that would decide most.
-
-    served : the setting that is served now, which the choices are compared with too
-    """
+def decision_table(decided: Decided) -> RenderableType:
+    """What to serve and what it brings, what a step has to emit to pay, and the run that would decide most."""
     tables = list[Table | None]()
     for key, choices in decided.groups.items():
         steps = [step for step in decided.steps if step.served.cell[:2] == key]
-        tables += [_choices(choices, title_of(*key), served), _steps(steps)]
+        tables += [_choices(choices, title_of(*key)), _steps(steps)]
     return together(*tables, headline=headline(decided))
 
 
@@ -103,7 +99,7 @@ def next_run_sentence(decided: Decided) -> str:
     )
 
 
-def _choices(choices: Sequence[Choice], title: str, served: Setting | None) -> Table:
+def _choices(choices: Sequence[Choice], title: str) -> Table:
     over = Column("over the next best [95 %]", _over_next)
     if any(choice.over_off for choice in choices):
         over = Column("over off [95 %]", lambda choice: interval(choice.over_off))
@@ -115,8 +111,6 @@ def _choices(choices: Sequence[Choice], title: str, served: Setting | None) -> T
         Column("as fast within noise", _tied, wraps=True),
         Column("not run, maybe faster", _maybe, wraps=True),
     ]
-    if served:
-        columns.insert(4, Column(f"over {_name(served)} [95 %]", lambda choice: interval(choice.over(served))))
     return _filled(title, columns, choices)
 
 
@@ -147,21 +141,15 @@ def _maybe(choice: Choice) -> str:
     return f"{choice.posterior.arms[i].name} ({100 * chance:.0f} %)"
 
 
-def _name(setting: Setting) -> str:
-    return Arm(drafter=setting[0], k=setting[1]).name
-
-
-def _steps(steps: Sequence[StepParts]) -> Table | None:
-    """The step of each drafter's fastest length by its parts, and the tokens that it has to emit to pay."""
+def _steps(steps: Sequence[StepTime]) -> Table | None:
+    """The step of each drafter's fastest length beside a plain one, and the tokens that it has to emit to pay."""
     if not steps:
         return None
     columns = [
         Column("requests", lambda step: str(step.served.concurrency), names=True),
         Column("setting", lambda step: step.served.name, names=True),
         Column("step ms", lambda step: interval(step.step_ms, 1)),
-        Column("plain ms", lambda step: interval(step.plain_ms, 1), spare=3),
-        Column("drafting, fixed ms", lambda step: interval(step.fixed_ms, 1), spare=2),
-        Column("per guess ms", lambda step: interval(step.per_guess_ms, 1), spare=1),
+        Column("plain ms", lambda step: interval(step.plain_ms, 1), spare=1),
         Column("to break even", lambda step: interval(step.break_even_tokens)),
         Column("tokens/step", lambda step: interval(step.served.tokens_per_step)),
     ]
@@ -169,7 +157,7 @@ def _steps(steps: Sequence[StepParts]) -> Table | None:
     caption = f"Would lose even if every guess were right: {', '.join(lost)}." if lost else ""
     if all(step.break_even_tokens is None for step in steps):
         caption = "A plain step and what it takes to break even need a run without speculation."
-    return _filled("The step taken apart [95 %]", columns, steps, caption)
+    return _filled("What a step takes [95 %]", columns, steps, caption)
 
 
 def number(value: float) -> str:
@@ -179,30 +167,3 @@ def number(value: float) -> str:
     ('28.5', '1,646')
     """
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def markdown(decided: Decided) -> str:
-    """A table of all arms for each model and data set, the chosen one in bold, with 95 % intervals of ratios to off."""
-    parts = []
-    for key, choices in decided.groups.items():
-        arms = [choice.posterior.arms[i] for choice in choices for i in choice.cell]
-        settings = dict.fromkeys(arm.setting for arm in arms if arm.tokens_per_s)
-        columns = [Column("requests", lambda choice: str(choice.arm.concurrency)), *map(_of_setting, settings)]
-        if any(key):
-            parts.append(f"**{escaped(title_of(*key))}**, {SPEED[choices[0].arm.unit]}")
-        parts.append(Table("", columns, choices).markdown())
-    launches = f"launches are taken to differ by {100 * decided.launch:.1f} %"
-    return "\n\n".join([*parts, f"95 % intervals; {launches}. {next_run_sentence(decided)}"])
-
-
-def _of_setting(setting: Setting) -> Column:
-    """The throughput of a setting, and its ratio to off; bold where the setting was chosen."""
-
-    def cell(choice: Choice) -> str:
-        place, off = choice.run.get(setting), choice.run.get((OFF, 0))
-        if place is None:
-            return "–"
-        ratio = "" if off in (None, place) else f" ({interval(choice.posterior.ratio(place, off))}×)"
-        return f"{number(choice.posterior.throughput(place))}{ratio}"
-
-    return Column(_name(setting), cell, bold=lambda choice: choice.run.get(setting) == choice.chosen)

@@ -1,4 +1,4 @@
-"""A table is a title and columns; the terminal, a notebook, the report's page and a pull request show the same ones.
+"""A table is a title and columns; the terminal, a notebook and the report's page show the same ones.
 
 On a line of the terminal no word is broken and no figure is cut. Where the line is too narrow the table gives up its
 frame, then the columns that can be spared, which are named below it; then each row becomes a block of lines.
@@ -29,7 +29,6 @@ class Column:
     names  : whether it says what a row is of: such cells stand at the left and are wrapped between words
     wraps  : whether another one's cells may be wrapped, too; figures are not
     spare  : above 0 where a narrow line can do without, the largest first
-    bold   : whether a record's cell is the one to look at
     """
 
     header: str
@@ -37,7 +36,6 @@ class Column:
     names: bool = False
     wraps: bool = False
     spare: int = 0
-    bold: Callable[[Any], bool] = lambda record: False
 
 
 def texts(*headers: str, names: int = 0, wraps: Sequence[str] = (), spare: Sequence[str] = ()) -> list[Column]:
@@ -65,17 +63,9 @@ class Table:
     ) -> None:
         self.title, self.columns, self.caption, records = title, list(columns), caption, list(records)
         self.rows = [tuple(column.cell(record) for column in columns) for record in records]
-        self.bold_cells = [tuple(column.bold(record) for column in columns) for record in records]
         self.bold = [bold(record) for record in records]
         groups = [section(record) for record in records]
         self.ends = [a != b for a, b in zip(groups, [*groups[1:], *groups[-1:]], strict=True)]  # a line below
-
-    def markdown(self) -> str:
-        """The table for a pull request; what names bring along is shown as it is."""
-        lines = [[escaped(_line(column.header)) for column in self.columns], ["---:"] * len(self.columns)]
-        for row, bold in zip(self.rows, self.bold_cells, strict=True):
-            lines.append([f"**{escaped(cell)}**" if b else escaped(cell) for cell, b in zip(row, bold, strict=True)])
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         body, gone = self._fitted(options.max_width)
@@ -140,11 +130,6 @@ class Table:
             text = Text(cell, overflow="fold")
             block.add_row(Text(label), text) if beside else block.add_row(Group(Text(label), text))
         return Group(Text(heading, "bold"), Padding(block, (0, 0, 0, GAP), expand=False))
-
-
-def escaped(text: str) -> str:
-    """A text as Markdown shows it."""
-    return "".join("\\" + c if c in "|*_`[]<>\\" else c if c.isprintable() else " " for c in text)
 
 
 def _longest(texts: Iterable[str]) -> int:
