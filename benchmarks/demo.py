@@ -17,10 +17,13 @@ from statistics import median
 import torch
 from transformers import DynamicCache
 
-from treeopt import pipeline
 from treeopt.files.provenance import machine
 from treeopt.growth.source import source_of
+from treeopt.pipeline.bench import bench
+from treeopt.pipeline.calibrate import calibrate
 from treeopt.pipeline.profile.placement import timing_trees, tree_families
+from treeopt.pipeline.profile.timed import profile
+from treeopt.pipeline.search import search
 from treeopt.records.options import BenchOptions, CalibrateOptions, ProfileOptions, SearchOptions, Source
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.decode import Decoder, decode
@@ -184,10 +187,10 @@ def calibration(session: Session, prompts: list[list[int]], rows: int = 16) -> N
 def speedups(session: Session) -> dict[int, Tree]:
     """The line itself: the chosen tree, paired by prompt and round. Returns trees to time."""
     run = RunDirectory(tempfile.mkdtemp(prefix="treeopt-benchmark-"))
-    pipeline.calibrate(run, session, CalibrateOptions(num_prompts=192))
-    pipeline.profile(run, session, ProfileOptions())
-    chosen = pipeline.search(run, SearchOptions(batch_sizes=(1,))).entries[0].chosen
-    result = pipeline.bench(run, session, BenchOptions(num_prompts=32, rounds=3))
+    calibrate(run, session, CalibrateOptions(num_prompts=192))
+    profile(run, session, ProfileOptions())
+    chosen = search(run, SearchOptions(batch_sizes=(1,))).entries[0].chosen
+    result = bench(run, session, BenchOptions(num_prompts=32, rounds=3))
     print(
         f"chosen: {chosen.size} rows, depth {chosen.depth}; {chosen.tokens_per_step:.3f} tokens per step predicted, "
         f"{result.contender('chosen').tokens_per_step:.3f} measured; speedup {chosen.speedup:.2f} predicted"

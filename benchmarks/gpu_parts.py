@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from gpu_steps import StaticVisits, static_texts
 
-from treeopt import __version__, pipeline
+from treeopt import __version__
 from treeopt.errors import TreeoptError
 from treeopt.files import storage
 from treeopt.files.places import shipped
@@ -25,7 +25,7 @@ from treeopt.latency.hardware import SHAPES, ModelShape
 from treeopt.latency.rounds import PRECISION, time_rounds
 from treeopt.pipeline.profile.outcome import finish
 from treeopt.pipeline.profile.placement import timing_trees, tree_families
-from treeopt.pipeline.profile.timed import all_timings
+from treeopt.pipeline.profile.timed import all_timings, profile
 from treeopt.records.calibration import Calibration
 from treeopt.records.options import ProfileOptions, Source
 from treeopt.records.profile import LatencyProfile, ProfileSetting
@@ -182,7 +182,7 @@ def time_eager(part: Part, run: RunDirectory, session: Session, at: tuple[int, i
     wanted = ProfileOptions(
         batch_sizes=at[:1], contexts=at[1:], sizes=part.sizes["sizes"], calibration=ACCURACIES, time_limit_s=seconds
     )
-    pipeline.profile(run, session, wanted)
+    profile(run, session, wanted)
     return {}
 
 

@@ -274,13 +274,14 @@ def test_a_function_is_silent_and_logs_what_is_worth_knowing(tmp_path):
     (tmp_path / "steps.csv").write_text("batch_size,size,step_ms\n1,1,10\n1,4,11\n")
     code = """
 import logging, pathlib, sys
-from treeopt import RunDirectory, pipeline
+from treeopt import RunDirectory
+from treeopt.pipeline.profile.untimed import profile_from_file
 sys.stderr = sys.stdout
 folder = pathlib.Path(sys.argv[1])
-pipeline.profile_from_file(RunDirectory(folder / "run"), folder / "steps.csv")
+profile_from_file(RunDirectory(folder / "run"), folder / "steps.csv")
 print("quiet")
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
-pipeline.profile_from_file(RunDirectory(folder / "run"), folder / "steps.csv")
+profile_from_file(RunDirectory(folder / "run"), folder / "steps.csv")
 """
     printed = in_new_python(code, str(tmp_path))
     assert printed.startswith("quiet")

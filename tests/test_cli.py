@@ -230,7 +230,7 @@ def test_heads_and_tokenizers_of_another_model_are_refused(tmp_path):
     assert "tokenizer must belong to the model" in message
 
 
-CORE = "treeopt.pipeline, treeopt.engines, treeopt.report.terminal, treeopt.report.plan_table, treeopt.files.places"
+CORE = "treeopt.pipeline.run, treeopt.pipeline.importing, treeopt.pipeline.proof, treeopt.pipeline.tune, treeopt.engines, treeopt.report.terminal, treeopt.report.plan_table, treeopt.files.places"
 
 
 def test_what_needs_no_model_imports_nothing_heavy():

@@ -7,8 +7,7 @@ from tests.helpers.engine_rows import export as export_draft
 from treeopt.engines.copied import KIND
 from treeopt.engines.registry import method_of, runners
 from treeopt.errors import InvalidInput
-from treeopt.pipeline import export
-from treeopt.pipeline.export import export_all
+from treeopt.pipeline.export import export, export_all
 from treeopt.records.exchange import ExportOptions
 from treeopt.records.figure import Figure
 from treeopt.records.plan import ROOT, Plan, PlanEntry

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 import treeopt
 from tests.helpers.steps import search
-from treeopt import pipeline
 from treeopt.engines.copied import KIND
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.growth.rates import Rates
 from treeopt.latency.costs import StepCosts
 from treeopt.pipeline import copied
 from treeopt.pipeline.logged import some_requests
+from treeopt.pipeline.profile.untimed import profile_from_file
 from treeopt.planning.planner import costs_of
 from treeopt.planning.request import PlanRequest
 from treeopt.planning.table import Candidate, mean_ms
@@ -132,7 +132,7 @@ DEEP_STEPS = "batch_size,size,depth,step_ms\n1,1,,9\n1,2,1,9.5\n1,18,1,12\n1,64,
 def test_steps_of_any_depth_price_copied_text(run, monkeypatch, steps, most_rows):
     """Copied text has no depth: what lies between two timed sizes is known, whatever depths these have."""
     (table := run.path / "steps.csv").write_text(steps, encoding="utf-8")
-    pipeline.profile_from_file(run, table)
+    profile_from_file(run, table)
     latencies = run.read_profile()
     for batch_size, costs in costs_of(latencies, PlanRequest(Limits(), latencies.batch_sizes), None).items():
         timed = sorted(

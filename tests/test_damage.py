@@ -22,7 +22,7 @@ from treeopt import demo
 from treeopt.engines.imports import read_measurement
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.storage import typed
-from treeopt.pipeline import read_tree
+from treeopt.pipeline.trees import read_tree
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.benchmark import Benchmark

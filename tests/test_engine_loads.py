@@ -11,8 +11,7 @@ from tests.helpers.steps import search
 from treeopt.engines.plans import batch_sizes_to_export
 from treeopt.engines.registry import ENGINES, method_of
 from treeopt.errors import InvalidInput
-from treeopt.pipeline import export
-from treeopt.pipeline.export import export_to
+from treeopt.pipeline.export import export, export_to
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration

@@ -13,8 +13,7 @@ from treeopt.errors import InvalidInput
 from treeopt.growth.replay import dynamic_rates
 from treeopt.growth.source import source_of
 from treeopt.latency.costs import StepCosts
-from treeopt.pipeline import export
-from treeopt.pipeline.export import export_to
+from treeopt.pipeline.export import export, export_to
 from treeopt.records.exchange import ExportOptions
 from treeopt.records.figure import fastest
 from treeopt.records.plan import Plan, merged

@@ -20,8 +20,7 @@ from treeopt.cli import cli
 from treeopt.engines import eagle, neuron, tensorrt_trees
 from treeopt.engines.registry import ENGINES, method_of
 from treeopt.errors import InvalidInput, TreeoptError
-from treeopt.pipeline import export_all
-from treeopt.pipeline.export import export_to
+from treeopt.pipeline.export import export_all, export_to
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration

@@ -10,7 +10,8 @@ from treeopt.engines import neuron
 from treeopt.engines.reading import tree_in
 from treeopt.engines.registry import ENGINES
 from treeopt.errors import InvalidInput
-from treeopt.pipeline import import_files, read_tree
+from treeopt.pipeline.importing import import_files
+from treeopt.pipeline.trees import read_tree
 from treeopt.records.calibration import Calibration
 from treeopt.records.figure import Figure
 from treeopt.records.plan import Plan, PlanEntry

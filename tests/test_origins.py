@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from tests.helpers import steps
-from treeopt import demo, pipeline
+from treeopt import demo
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files.storage import typed
 from treeopt.pipeline.calibrate import first_conversations
+from treeopt.pipeline.export import export
 from treeopt.pipeline.profile.outcome import check_can_join
+from treeopt.pipeline.profile.untimed import profile_from_file
 from treeopt.records.inputs import stale_plan
 from treeopt.records.origins import Origin, Origins, Provenance, RuleRecord, same_origin
 from treeopt.records.profile import LatencyProfile, StepTiming
@@ -43,7 +45,7 @@ def run(tmp_path) -> RunDirectory:
     made = {"model": "m", "dtype": "float32", "device": "cpu"}
     replace(trace, meta={**trace.meta, "provenance": made}).save(run.trace)
     (tmp_path / "steps.csv").write_text(TABLE + rows(1))
-    pipeline.profile_from_file(run, tmp_path / "steps.csv", runtime="vllm 0.11")
+    profile_from_file(run, tmp_path / "steps.csv", runtime="vllm 0.11")
     return run
 
 
@@ -148,8 +150,8 @@ def test_other_latencies_of_the_same_setting_are_not_replaced_unasked(run):
     table = run.path.parent / "again.csv"
     table.write_text(TABLE + rows(1, ms=20.0))
     with pytest.raises(InvalidInput, match="other latencies at batch size 1 and context 128"):
-        pipeline.profile_from_file(run, table, runtime="vllm 0.11")
-    pipeline.profile_from_file(run, table, runtime="vllm 0.11", overwrite=True)
+        profile_from_file(run, table, runtime="vllm 0.11")
+    profile_from_file(run, table, runtime="vllm 0.11", overwrite=True)
     assert run.read_profile().autoregressive[0].step_ms == (20.1,)
 
 
@@ -217,12 +219,12 @@ def test_what_people_look_at_says_what_is_stale(run, command, monkeypatch):
 
 def test_nothing_is_exported_from_a_stale_plan_unasked(run):
     search(run, 1)
-    fresh = pipeline.export(run, "medusa")[1].files
+    fresh = export(run, "medusa")[1].files
     some_profile((1,)).save(run.profile)
     said = treeopt("export", "--to", "modelopt", "--run", run.path, code=1)
     assert "unless --anyway is given. plan.json was made from another profile.json" in said
     assert not (run.export / "modelopt").exists()
-    assert pipeline.export(run, "medusa", anyway=True)[1].files == fresh
+    assert export(run, "medusa", anyway=True)[1].files == fresh
     assert "was made from another" in invoke("export", "--to", "medusa", "--anyway", "--run", run.path).stderr
 
 

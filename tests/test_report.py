@@ -12,13 +12,13 @@ import pytest
 from tests.conftest import some_long
 from tests.helpers.runs import REJECT, TYPICAL, at_speed, make_run, ruled, shown
 from tests.helpers.steps import search
-from treeopt import pipeline
 from treeopt.cli import cli
 from treeopt.engines.registry import method_of, runners
 from treeopt.errors import InvalidInput
 from treeopt.files.shell import OBEYED
 from treeopt.latency.costs import margins_of_error
 from treeopt.pipeline import notebook
+from treeopt.pipeline.export import export
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.benchmark import Benchmark
@@ -116,7 +116,7 @@ def test_the_first_lines_have_the_commands_that_deploy(no_pictures, tmp_path, en
         begin = page[page.index("In short") : page.index("<table")]
         named = re.search("to deploy it with ([^<]*)<", begin)[1]
         assert named == engine or (engine is None and named in runners("eagle3"))
-        command = re.sub(r"(# Batch size \d), in \S+", r"\1", pipeline.export(run, named)[1].command)
+        command = re.sub(r"(# Batch size \d), in \S+", r"\1", export(run, named)[1].command)
         assert f"treeopt export --to {named} --run {run.path}\n{command}</pre>" in begin
     bench = at_speed(Benchmark.load(run.bench_of(4)), 0.9)
     plan.save(run.plan)

@@ -35,8 +35,8 @@ from treeopt.latency.roofline import (
     step_ms,
     step_operators,
 )
-from treeopt.pipeline import profile_analytical
 from treeopt.pipeline.export import export
+from treeopt.pipeline.profile.untimed import profile_analytical
 from treeopt.records.options import ProfileOptions, Source
 from treeopt.records.rundir import RunDirectory
 from treeopt.trees.tree import FIXED, Cost

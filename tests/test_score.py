@@ -11,7 +11,7 @@ from treeopt.files.places import shipped
 from treeopt.growth.replay import replay
 from treeopt.growth.score import score_tree
 from treeopt.growth.source import source_of
-from treeopt.pipeline import read_tree
+from treeopt.pipeline.trees import read_tree
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration

@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.runs import long_trace, some_bench, some_profile
 from tests.helpers.steps import search
 from treeopt.errors import InvalidInput
-from treeopt.pipeline import import_files
+from treeopt.pipeline.importing import import_files
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.inputs import inputs_of
 from treeopt.records.origins import Provenance

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from tests.helpers.runs import at_speed, long_trace, make_run, shown, some_bench, some_plan, some_profile
-from treeopt import pipeline
 from treeopt.errors import InvalidInput
+from treeopt.pipeline.export import export, export_all
+from treeopt.pipeline.search import search
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.benchmark import Benchmark
@@ -164,15 +165,15 @@ def test_what_was_measured_slower_is_not_exported_unless_anyway(tmp_path, speed,
         about = replace(bench.provenance, engine={"name": engine} if engine else None)
         inputs = inputs_of(run.plan, run.trace)
         replace(bench, inputs=inputs, provenance=about).save(run.bench_of(size, engine))
-    paths, written = pipeline.export(run, "tensorrt-llm")
+    paths, written = export(run, "tensorrt-llm")
     assert {path.parent.name for path in paths} == {"batch-size-1"}
     (said,) = [note for note in written.notes if note.startswith("Nothing was written")]
     assert "measured slower than plain decoding" in said
     assert f"batch size 4 ({speed:.2f}" in said
     with pytest.raises(InvalidInput, match="measured slower than plain decoding is not exported"):
-        pipeline.export(run, "tensorrt-llm", ExportOptions(batch_size=4))
-    assert "tensorrt-llm" in pipeline.export_all(run, plan)
-    paths, written = pipeline.export(run, "tensorrt-llm", anyway=True)
+        export(run, "tensorrt-llm", ExportOptions(batch_size=4))
+    assert "tensorrt-llm" in export_all(run, plan)
+    paths, written = export(run, "tensorrt-llm", anyway=True)
     assert {path.parent.name for path in paths} == {"batch-size-1", "batch-size-4"}
     assert any("slower than plain decoding here" in note for note in written.notes)
 
@@ -193,7 +194,7 @@ def test_a_benchmark_says_nothing_against_a_plan_for_another_runtime(run):
     replace(run.read_plan(), runtime={"name": "vllm"}).save(run.plan)
     decoded(run, 0.9)
     against = doubts(run.read_plan())
-    _, written = pipeline.export(run, "medusa")
+    _, written = export(run, "medusa")
     assert list(written.notes[: len(against)]) == against
     assert "Speculation is slower" not in " ".join(written.notes)
     assert Inputs(run).benches() == {}
@@ -207,7 +208,7 @@ def test_a_benchmark_says_nothing_against_a_plan_for_another_runtime(run):
 
 def test_an_export_begins_with_what_speaks_against_its_tree(run):
     def notes() -> list[str]:
-        return list(pipeline.export(run, "medusa", anyway=True)[1].notes)
+        return list(export(run, "medusa", anyway=True)[1].notes)
 
     decoded(run, 0.9)
     assert notes()[0].startswith("Speculation is slower")
@@ -235,7 +236,7 @@ def test_the_report_shows_a_loss_in_the_colour_and_place_of_a_gain(run):
 def test_who_uses_a_noisy_profile_repeats_its_warning(run):
     profile = run.read_profile()
     replace(profile, info={**profile.info, "precision": 1e-6, "processor_share": 0.21}).save(run.profile)
-    notes = [pipeline.search(run, SearchOptions(budget=8)).notes, pipeline.export(run, "medusa")[1].notes]
+    notes = [search(run, SearchOptions(budget=8)).notes, export(run, "medusa")[1].notes]
     page = write_report(run)[0].read_text()
     for said in ("are not known to 0.0% yet", "other programs had the processor for 79% of"):
         assert [sum(said in sentence for sentence in each) for each in notes] == [1, 1]

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from treeopt import pipeline
 from treeopt.errors import InvalidInput, TreeoptError
+from treeopt.pipeline.session import session_of
 from treeopt.records.options import Workers
 from treeopt.runtime import cluster as workers
 from treeopt.runtime.cluster import Cluster, attempt, check_address
@@ -116,7 +116,7 @@ def test_without_ray_the_one_command_that_gets_it_is_told(tmp_path, monkeypatch)
 
 def test_a_session_that_is_loaded_here_and_rules_of_one_process_are_refused(here, tmp_path):
     with pytest.raises(InvalidInput, match="pass its name"), workers.cluster_of(Workers(workers=1)) as cluster:
-        pipeline.session_of(None, object(), cluster=cluster)
+        session_of(None, object(), cluster=cluster)
     options = ("--workers", 1, "--rule", "typical", "--run", tmp_path / "run")
     assert "leave --workers out" in treeopt("calibrate", *options, code=1)
 

@@ -110,9 +110,9 @@ def open(
 
     Raises InvalidInput where they do not belong together.
     """
-    from treeopt import pipeline
+    from treeopt.pipeline.session import session_of, source_of
 
-    return pipeline.session_of(_opened(run), pipeline.source_of(model, drafter, prompts, rule))
+    return session_of(_opened(run), source_of(model, drafter, prompts, rule))
 
 
 def calibrate(
@@ -132,10 +132,11 @@ def calibrate(
     max_new_tokens : longest answer, by default 128
     options        : others. The other parameters are those of `open`
     """
-    from treeopt import pipeline
+    from treeopt.pipeline.calibrate import calibrate_run
+    from treeopt.pipeline.session import source_of
 
     wanted = with_given(options or CalibrateOptions(), num_prompts=num_prompts, max_new_tokens=max_new_tokens)
-    return pipeline.calibrate_run(_opened(run), pipeline.source_of(model, drafter, prompts, rule), wanted)
+    return calibrate_run(_opened(run), source_of(model, drafter, prompts, rule), wanted)
 
 
 def requests(
@@ -153,9 +154,9 @@ def requests(
     columns   : the log's column, responses and group_by, where their names are not known ones
     overwrite : replace another measurement of the run, which is kept otherwise
     """
-    from treeopt import pipeline
+    from treeopt.pipeline.logs import read_requests
 
-    return pipeline.read_requests(_opened(run), log, tokenizer, columns or Prompts(), overwrite=overwrite)
+    return read_requests(_opened(run), log, tokenizer, columns or Prompts(), overwrite=overwrite)
 
 
 def profile(
@@ -179,14 +180,15 @@ def profile(
     engine       : time another runtime's own steps: openvino, openvino-int8, either with -default; vllm
     options      : others. The other parameters are those of `open`
     """
-    from treeopt import pipeline
+    from treeopt.pipeline.profile.timed import profile
+    from treeopt.pipeline.session import session_of_run, source_of
 
     run = _opened(run)
     wanted = with_given(options or ProfileOptions(), batch_sizes=batch_sizes, contexts=contexts)
     wanted = with_given(wanted, time_limit_s=time_limit_s, engine=engine)
     with run.writing():
-        session = pipeline.session_of_run(run, pipeline.source_of(model, drafter), wanted.engine)
-        return pipeline.profile(run, session, wanted)
+        session = session_of_run(run, source_of(model, drafter), wanted.engine)
+        return profile(run, session, wanted)
 
 
 def search(
@@ -216,12 +218,10 @@ def search(
     run         : the run directory, which gets the plan; not read or written where a calibration is passed without it
     limits      : what trees may be chosen among
     """
-    from treeopt import pipeline
+    from treeopt.pipeline.search import search_in_memory
 
     wanted = with_given(SearchOptions(), budget=budget, batch_sizes=batch_sizes, context=context, engine=engine)
-    return pipeline.search_in_memory(
-        calibration, profile, run=run, default=RUN, options=wanted, limits=limits or TreeLimits()
-    )
+    return search_in_memory(calibration, profile, run=run, default=RUN, options=wanted, limits=limits or TreeLimits())
 
 
 def bench(
@@ -247,7 +247,8 @@ def bench(
                   that is launched, at all of the plan's batch sizes, of which the first is returned
     options     : others. The other parameters are those of `open`
     """
-    from treeopt import pipeline
+    from treeopt.pipeline.proof import bench_run
+    from treeopt.pipeline.session import source_of
 
     run = _opened(run)
     wanted = with_given(options or BenchOptions(), batch_size=batch_size, num_prompts=num_prompts)
@@ -257,7 +258,7 @@ def bench(
     server = engine if isinstance(engine, Server) else Server()
     if isinstance(engine, str):
         wanted = replace(wanted, engine=engine)
-    return pipeline.bench_run(run, pipeline.source_of(model, None, prompts), wanted, server)
+    return bench_run(run, source_of(model, None, prompts), wanted, server)
 
 
 def tune(
@@ -268,11 +269,11 @@ def tune(
     sources : files of settings, by default the run's; or the URL of a server, which is watched while it serves
     options : how the server is watched, or how settings are decided among
     """
-    from treeopt import pipeline
+    from treeopt.pipeline.tune import tune_sources
 
     watching = options if isinstance(options, Watching) else Watching()
     table = options if isinstance(options, TableOptions) else TableOptions()
-    return pipeline.tune_sources(_opened(run), list(map(str, sources)), watching, table)
+    return tune_sources(_opened(run), list(map(str, sources)), watching, table)
 
 
 def compare(
@@ -300,10 +301,10 @@ def compare(
     tolerance     : per cent that may be lost; by default 0.5 by a plan or a group, 5 between two measurements
     noise         : how far two launches of one setting differ, as a standard deviation in per cent; by default what repeats say, else 2.5 %
     """
-    from treeopt import pipeline
+    from treeopt.pipeline.compare import compare
 
     options = CompareOptions(batch_size=batch_size, budget=budget, tolerance=tolerance, noise=noise)
-    return pipeline.compare(first, *others, profile=profile, options=options)
+    return compare(first, *others, profile=profile, options=options)
 
 
 def score(
@@ -322,9 +323,9 @@ def score(
     calibration : a trace, a calibration, or the name of a shipped one (treeopt list); by default the run's
     batch_size  : which of a plan's trees, where ``tree`` is a file with a plan
     """
-    from treeopt import pipeline
+    from treeopt.pipeline.trees import score
 
-    return pipeline.score(_opened(run), tree, calibration=calibration, batch_size=batch_size)
+    return score(_opened(run), tree, calibration=calibration, batch_size=batch_size)
 
 
 def train(
@@ -347,11 +348,12 @@ def train(
     """
     from pathlib import Path
 
-    from treeopt import pipeline
+    from treeopt.pipeline.session import source_of
+    from treeopt.pipeline.train import train
     from treeopt.runtime.training.recipe import Recipe
 
-    source = pipeline.source_of(model, None, prompts, rule)
-    return pipeline.train(Path(output), source, recipe or Recipe(), texts or TrainOptions(), workers or Workers())
+    source = source_of(model, None, prompts, rule)
+    return train(Path(output), source, recipe or Recipe(), texts or TrainOptions(), workers or Workers())
 
 
 def export(plan: Plan, engine: str, folder: str | Path, *, options: ExportOptions | None = None) -> Exported:

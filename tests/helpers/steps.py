@@ -3,8 +3,14 @@
 from dataclasses import fields
 
 import treeopt
-from treeopt import pipeline
+import treeopt.pipeline.bench
+import treeopt.pipeline.calibrate
+import treeopt.pipeline.profile.timed
+import treeopt.pipeline.search
+from treeopt.pipeline.importing import import_accuracies
+from treeopt.pipeline.proof import bench_run
 from treeopt.pipeline.search import request_of as request_of_options
+from treeopt.pipeline.session import source_of
 from treeopt.records.exchange import ImportOptions
 from treeopt.records.options import (
     BenchOptions,
@@ -29,19 +35,21 @@ def parted(options, *kinds):
 
 
 def calibrate(run, session, *, counts=None, probe_rounds=2, **options):
-    return pipeline.calibrate(
+    return treeopt.pipeline.calibrate.calibrate(
         run, session, *parted(options, CalibrateOptions), counts=counts, probe_rounds=probe_rounds
     )
 
 
 def profile(run, session, *, max_new_tokens=128, **options):
-    return pipeline.profile(run, session, *parted(options, ProfileOptions), max_new_tokens=max_new_tokens)
+    return treeopt.pipeline.profile.timed.profile(
+        run, session, *parted(options, ProfileOptions), max_new_tokens=max_new_tokens
+    )
 
 
 def search(run, **options):
     run = treeopt.RunDirectory.of(run)
     with run.writing():
-        return pipeline.search(run, *parted(options, SearchOptions, TreeLimits))
+        return treeopt.pipeline.search.search(run, *parted(options, SearchOptions, TreeLimits))
 
 
 def request_of(record, latencies, **options):
@@ -49,7 +57,7 @@ def request_of(record, latencies, **options):
 
 
 def bench(run, session, **options):
-    return pipeline.bench(run, session, *parted(options, BenchOptions))
+    return treeopt.pipeline.bench.bench(run, session, *parted(options, BenchOptions))
 
 
 def api_bench(plan=None, session=None, *, run=treeopt.RUN, **options):
@@ -57,11 +65,11 @@ def api_bench(plan=None, session=None, *, run=treeopt.RUN, **options):
     wanted, server, model, prompts = parted(options, BenchOptions, Server, Model, Prompts)
     model = session if session is not None else model
     if server.given:
-        source = pipeline.source_of(model, None, prompts)
-        return pipeline.bench_run(treeopt.RunDirectory.of(run), source, wanted, server)
+        source = source_of(model, None, prompts)
+        return bench_run(treeopt.RunDirectory.of(run), source, wanted, server)
     return treeopt.bench(plan, model, prompts=prompts if prompts.given else None, run=run, options=wanted)
 
 
 def import_file(run, paths, **options):
     paths = paths if isinstance(paths, list) else [paths]
-    return pipeline.import_accuracies(run, paths, ImportOptions(**options))
+    return import_accuracies(run, paths, ImportOptions(**options))

@@ -45,14 +45,14 @@ def tune(
         treeopt tune http://localhost:8000 --drafter eagle3
         treeopt tune http://localhost:8000 --plain http://localhost:8001 --drive prompts.jsonl --clients 1,4,16
     """
-    from treeopt import pipeline
     from treeopt.arms.tuned import TunedArms
+    from treeopt.pipeline.tune import tune_sources
 
     if model and not any("://" in source for source in sources):
         raise InvalidInput("`model` goes with the URL of a server: leave it out.")
     if model:
         sources = tuple(f"{url}?model={quote(model)}" for url in sources)
-    decided = pipeline.tune_sources(run, sources, watching, table)
+    decided = tune_sources(run, sources, watching, table)
     if isinstance(decided, TunedArms):
         show_arms(decided, as_json)
     else:
@@ -108,15 +108,15 @@ def import_(
         treeopt import part-1 part-2 part-3 --run whole
         treeopt import medusa_choices.py --output tree.json
     """
-    from treeopt import pipeline
     from treeopt.arms.arm import Arms
     from treeopt.files.storage import document, schema
+    from treeopt.pipeline.importing import import_files
     from treeopt.report.arms_table import arms_table
     from treeopt.report.tables import calibration_table
     from treeopt.report.terminal import note
     from treeopt.trees.tree import Tree
 
-    imported = pipeline.import_files(run, files, options)
+    imported = import_files(run, files, options)
     content = imported.content
     note(*imported.notes)
     if isinstance(content, Tree):
@@ -164,9 +164,9 @@ def export(
         treeopt export --to vllm
         treeopt export --to neuron-medusa --tree mc_sim_7b_63
     """
-    from treeopt import pipeline
+    from treeopt.pipeline.export import export
 
-    paths, written = pipeline.export(run, engine, options, tree=tree, heads=heads, anyway=anyway)
+    paths, written = export(run, engine, options, tree=tree, heads=heads, anyway=anyway)
     show_files(paths, written.notes, as_json, command=written.command)
 
 
@@ -185,7 +185,7 @@ def convert(as_json: bool, drafter: str, output: Path, layout: str, model: str |
     Example:
         treeopt convert medusa-vicuna-7b-v1.3 --to medusa-pt --output heads
     """
-    from treeopt import pipeline
+    from treeopt.pipeline.export import convert
 
-    paths, notes = pipeline.convert(drafter, output=output, layout=layout, model=model, revision=revision)
+    paths, notes = convert(drafter, output=output, layout=layout, model=model, revision=revision)
     show_files(paths, notes, as_json)

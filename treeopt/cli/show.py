@@ -129,7 +129,7 @@ def status(run: RunDirectory, as_json: bool, check: bool) -> None:
 
 
 def _show_tree(run: RunDirectory, names: Sequence[str], batch_size: int | None, as_json: bool) -> None:
-    from treeopt import pipeline
+    from treeopt.pipeline.trees import named_tree
     from treeopt.records.inputs import stale_plan
     from treeopt.report.plan_table import plan_table, tree_view
     from treeopt.report.terminal import note
@@ -138,7 +138,7 @@ def _show_tree(run: RunDirectory, names: Sequence[str], batch_size: int | None, 
     if names:
         if len(names) > 1:
             raise InvalidInput(f"One tree is shown at a time, but got {', '.join(names)}.")
-        tree = pipeline.named_tree(names[0], batch_size=batch_size)
+        tree = named_tree(names[0], batch_size=batch_size)
     else:
         plan = run.read_plan()
         note(*stale_plan(run, plan))

@@ -61,26 +61,28 @@ def run(
         treeopt run --model MODEL --drafter HEADS --prompts prompts.jsonl --batch-size 1,4
         treeopt run --drafter medusa,hydra,ngram,draft --batch-size 1,4
     """
-    from treeopt import pipeline
+    from treeopt.pipeline.run import drafters_of, run_drafters
 
     source = typed_source(model, prompts, rule)
-    drafters = pipeline.drafters_of(source.drafter or "")
+    drafters = drafters_of(source.drafter or "")
     if len(drafters) > 1:
-        show_comparison(pipeline.run_drafters(run, source, drafters, options), as_json)
+        show_comparison(run_drafters(run, source, drafters, options), as_json)
     else:
         _run_one(run, as_json, source, options)
 
 
 def _run_one(run: RunDirectory, as_json: bool, source: Source, options: LineOptions) -> None:
-    from treeopt import demo, pipeline
+    from treeopt import demo
+    from treeopt.pipeline.run import run_line
+    from treeopt.pipeline.session import session_of
     from treeopt.report.bench_table import bench_table, closing
     from treeopt.report.comparison import compared_table
     from treeopt.report.plan_table import plan_table
     from treeopt.report.terminal import note, out
     from treeopt.report.verdict import ending
 
-    session = pipeline.session_of(run, source, overwrite=options.overwrite)
-    line = pipeline.run_line(run, session, options)
+    session = session_of(run, source, overwrite=options.overwrite)
+    line = run_line(run, session, options)
     plan, groups = line.plan, line.groups
     if as_json:
         document = {"plan": plan.document(), "bench": [result.document() for result in line.benches]}
@@ -125,10 +127,10 @@ def calibrate(
         treeopt calibrate --drafter ngram --rule sample:temperature=0.7
         treeopt calibrate --model MODEL --drafter HEADS --prompts prompts.jsonl
     """
-    from treeopt import pipeline
+    from treeopt.pipeline.calibrate import calibrate_run
     from treeopt.report.tables import calibration_table
 
-    pipeline.calibrate_run(run, typed_source(model, prompts, rule), replace(options, workers=workers))
+    calibrate_run(run, typed_source(model, prompts, rule), replace(options, workers=workers))
     result = run.read_calibration()
     show_result(result.document(), calibration_table(result), as_json)
 
@@ -172,11 +174,11 @@ def search(run: RunDirectory, as_json: bool, options: SearchOptions, limits: Tre
         treeopt search --for vllm --batch-size 1,8,32
         treeopt search --calibration vicuna-7b-medusa1 --budget 39
     """
-    from treeopt import pipeline
+    from treeopt.pipeline.search import search
     from treeopt.report.plan_table import plan_table
     from treeopt.report.terminal import note
 
-    plan = pipeline.search(run, options, limits)
+    plan = search(run, options, limits)
     note(*plan.notes)
     show_result(plan.document(), plan_table(plan), as_json)
 
@@ -205,15 +207,15 @@ def bench(
         treeopt bench --launch 'vllm serve MODEL --port {port} {options}'
         treeopt bench --launch 'llama-server -m M -md D --port {port}' --lengths 0,2,4
     """
-    from treeopt import pipeline
     from treeopt.arms.arm import Arms
     from treeopt.arms.tuned import tune_arms
     from treeopt.cli.exchange import show_arms
+    from treeopt.pipeline.proof import bench_run
     from treeopt.records.rundir import LAUNCHED
     from treeopt.report.bench_table import bench_table, closing
     from treeopt.report.terminal import note
 
-    result = pipeline.bench_run(run, typed_source(model, prompts, rule), options, server)
+    result = bench_run(run, typed_source(model, prompts, rule), options, server)
     if isinstance(result, Arms):
         show_arms(tune_arms(result), as_json)
         return
@@ -246,9 +248,9 @@ def compare(as_json: bool, options: CompareOptions, sources: tuple[str, ...]) ->
         treeopt compare treeopt-run before.prom after.prom --tolerance 1
         treeopt compare before.csv after.csv --tolerance 3
     """
-    from treeopt import pipeline
+    from treeopt.pipeline.compare import compare
 
-    comparison = pipeline.compare(*sources, profile=options.profile, options=options)
+    comparison = compare(*sources, profile=options.profile, options=options)
     show_comparison(comparison, as_json)
     click.get_current_context().exit(comparison.status)
 
@@ -297,14 +299,16 @@ def profile(
         treeopt profile --from-csv steps.csv --runtime vllm-0.11
         treeopt profile --analytical H100-SXM --model config.json --drafter eagle3
     """
-    from treeopt import pipeline
+    from treeopt.pipeline.profile.timed import profile
+    from treeopt.pipeline.profile.untimed import profile_analytical, profile_from_file
+    from treeopt.pipeline.session import open_random, session_of_run
     from treeopt.report.latency_table import profile_table
 
     source, num_heads = typed_source(model, prompts), latencies.num_heads
     typed = {**source.given, **options.given, **latencies.given}
     if latencies.from_csv is not None:
         _check_heeded(typed, OF_TABLES, "from_csv")
-        result = pipeline.profile_from_file(
+        result = profile_from_file(
             run,
             latencies.from_csv,
             runtime=latencies.runtime,
@@ -314,16 +318,16 @@ def profile(
         )
     elif latencies.analytical is not None:
         _check_heeded(typed, OF_ROOFLINES, "analytical")
-        result = pipeline.profile_analytical(run, latencies.analytical, source, options, num_heads=num_heads)
+        result = profile_analytical(run, latencies.analytical, source, options, num_heads=num_heads)
     elif latencies.runtime is not None:
         raise click.UsageError("--runtime is for --from-csv.")
     elif latencies.random_weights is not None:
-        session = pipeline.open_random(latencies.random_weights, source, num_heads)
-        result = pipeline.profile(run, session, options)
+        session = open_random(latencies.random_weights, source, num_heads)
+        result = profile(run, session, options)
     elif num_heads is not None:
         raise click.UsageError("--heads is for --random-weights; other heads come with --drafter.")
     else:
-        result = pipeline.profile(run, pipeline.session_of_run(run, source, options.engine), options)
+        result = profile(run, session_of_run(run, source, options.engine), options)
     show_result(result.document(), profile_table(result), as_json)
 
 
@@ -355,9 +359,9 @@ def train(
         treeopt train --kind medusa-1 --minutes 5 -o my-heads
         treeopt train --kind hydra --model MODEL --prompts seeds.jsonl --epochs 2 -o my-heads
     """
-    from treeopt import pipeline
+    from treeopt.pipeline.train import train
     from treeopt.report.tables import training_table
 
     source = typed_source(model, prompts, rule)
-    training = pipeline.train(output, source, replace(recipe, seed=source.seed or 0), texts, workers)
+    training = train(output, source, replace(recipe, seed=source.seed or 0), texts, workers)
     show_result(training.document(), training_table(training.record, training.command), as_json)

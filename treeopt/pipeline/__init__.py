@@ -9,20 +9,3 @@ launched.py  bench by servers that a command of the user's starts; lengths.py, t
 trees.py     score: a given tree beside the best · read_tree: the tree in a file
 train.py     -> heads, and how they were made
 """
-
-from treeopt.pipeline.bench import bench
-from treeopt.pipeline.calibrate import calibrate, calibrate_run
-from treeopt.pipeline.compare import compare
-from treeopt.pipeline.contest import contest
-from treeopt.pipeline.export import convert, export, export_all
-from treeopt.pipeline.importing import import_accuracies, import_files
-from treeopt.pipeline.logs import read_requests
-from treeopt.pipeline.profile.timed import profile
-from treeopt.pipeline.profile.untimed import profile_analytical, profile_from_file
-from treeopt.pipeline.proof import bench_run
-from treeopt.pipeline.run import drafters_of, run_drafters, run_line
-from treeopt.pipeline.search import search, search_in_memory
-from treeopt.pipeline.session import open_random, session_of, session_of_run, source_of
-from treeopt.pipeline.train import train
-from treeopt.pipeline.trees import named_tree, read_tree, score
-from treeopt.pipeline.tune import tune, tune_sources
