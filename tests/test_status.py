@@ -16,6 +16,7 @@ from treeopt.pipeline.importing import import_files
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.inputs import inputs_of
 from treeopt.records.origins import Provenance
+from treeopt.records.plan import PlannedEngine
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory, maker
 from treeopt.report.status import status
@@ -281,3 +282,26 @@ def test_it_says_of_what_and_by_which_command(own_demo_run):
     assert files["profile.json"]["holds"].startswith("batch sizes 1, 2")
     assert files["plan.json"]["holds"].startswith("batch sizes 1, 2: ")
     assert document["next"].startswith("treeopt bench --batch-size 1 --run ")
+
+
+def test_commands_name_what_the_run_knows(tmp_path):
+    """The engine that was timed, or planned for, and a shipped calibration stand in the next command."""
+    run = RunDirectory(tmp_path / "log")
+    log_of().save(run.requests)
+    assert following(run) == ["search", "--for", "ENGINE"]
+    replace(some_profile((1,)), runtime={"name": "vLLM 0.26"}).save(run.profile)
+    assert following(run) == ["search", "--for", "vllm"]
+    shipped = RunDirectory(tmp_path / "shipped")
+    treeopt("search", "--calibration", "vicuna-7b-medusa1", "--budget", "8", "--run", shipped.path)
+    plan = replace(shipped.read_plan(), inputs={**shipped.read_plan().inputs, shipped.profile.name: "0" * 64})
+    plan.save(shipped.plan)
+    some_profile((1,)).save(shipped.profile)
+    assert following(shipped) == ["search", "--calibration", "vicuna-7b-medusa1"]
+
+
+def test_an_export_that_the_engine_would_refuse_is_not_named(run):
+    """A plan of trees for an engine that takes them no more deep than so is not sent to export."""
+    plan = run.read_plan()
+    hydra = replace(plan.constraint, engine=PlannedEngine(name="hydra", method="hydra"))
+    replace(plan, constraint=hydra, drafter={"kind": "medusa", "num_heads": 4}).save(run.plan)
+    assert "export" not in following(run)

@@ -8,8 +8,9 @@ from typing import Any
 
 from treeopt.arms.arm import Arms
 from treeopt.engines.plans import first_taking
-from treeopt.engines.registry import runners
+from treeopt.engines.registry import engine_of, runners
 from treeopt.errors import TreeoptError
+from treeopt.files.places import shipped
 from treeopt.files.shell import command_line
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
@@ -153,9 +154,10 @@ class Steps:
             )
             yield why, command_line("treeopt", "import", run.path, *others, "--run", "WHOLE")
         elif run.requests.name in records:
-            yield from self.planned("search", "--for", "ENGINE")
+            yield from self.planned("search", "--for", self.engine)
         elif plan is not None and not accuracies & {*plan.inputs, *records}:  # from shipped figures
-            yield from self.planned("search", "--calibration", "NAME")
+            names = [name for name, file in shipped("calibration").items() if file.name in plan.inputs]
+            yield from self.planned("search", "--calibration", *(names or ["NAME"]))
         elif plan is None and run.arms.name in records and not accuracies & records.keys():
             yield "It holds settings that were run. The decision among them is printed.", run.command("tune")
         elif run.calibration.name not in records:
@@ -169,6 +171,14 @@ class Steps:
         """Whether the run's model can be decoded here again."""
         trace = self.records.get(self.run.trace.name)
         return trace is not None and trace.meta.get("source") is not None
+
+    @property
+    def engine(self) -> str:
+        """The engine that the plan is for, or that was timed; ENGINE where neither is known."""
+        plan, profile = (self.records.get(file.name) for file in (self.run.plan, self.run.profile))
+        if plan is not None and plan.constraint and plan.constraint.engine:
+            return str(plan.constraint.engine.name)
+        return (profile and engine_of(profile.runtime.get("name") or "")) or "ENGINE"
 
     def made(self, name: str, *words: str) -> Iterator[tuple[str, str]]:
         """The step that makes a file, where it is missing or stale."""
@@ -197,7 +207,7 @@ class Steps:
         benches = [run.bench_of(entry.batch_size) for entry in plan.entries] if len(plan.entries) > 1 else [run.bench]
         for file in [*(benches if self.decodes else ()), *run.engine_benches()]:
             yield from self.made(file.name, *maker(file.name))
-        engine = plan.constraint.engine.name if plan.constraint and plan.constraint.engine else _first_taking(plan)
+        engine = _first_taking(plan)
         exports = [name for name in self.rows if name.startswith(f"{run.export.name}/")]
         measured = [self.records.get(file.name) for file in benches]
         if plan.speculates and not any(slowdown(bench) for bench in measured if bench is not None):
@@ -209,11 +219,14 @@ class Steps:
 
 
 def _first_taking(plan: Plan) -> str | None:
-    """The first engine that takes the plan as it is, None where none does; ENGINE where the drafter is not known."""
-    kind = (plan.drafter or {}).get("kind")
-    if kind is None:
+    """The engine that the plan is for, or else the first, that takes it as it is; None where none does.
+
+    ENGINE where neither an engine nor the drafter is known.
+    """
+    planned, kind = plan.constraint and plan.constraint.engine, (plan.drafter or {}).get("kind")
+    if planned is None and kind is None:
         return "ENGINE"
-    taken = first_taking(plan, runners(kind))
+    taken = first_taking(plan, [planned.name] if planned else runners(kind))
     return taken[0] if taken else None
 
 
