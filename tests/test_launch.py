@@ -19,13 +19,20 @@ import numpy as np
 import psutil
 import pytest
 
+from treeopt.engines.base import About
+from treeopt.engines.copied import KIND
+from treeopt.engines.plans import write_served
+from treeopt.engines.registry import method_of
 from treeopt.errors import InvalidInput, Unsupported
+from treeopt.pipeline.launched import Servers
 from treeopt.records.benchmark import Benchmark, launches_interval
 from treeopt.records.contender import Block, Prompt
 from treeopt.records.origins import Runtime
+from treeopt.records.plan import for_all
 from treeopt.serving import keeper, visit
 from treeopt.serving.launch import Launcher
 from treeopt.serving.served import Served
+from treeopt.trees.draft import CopiedText
 
 from .conftest import invoke, treeopt
 from .helpers.fake_server import steps_of
@@ -308,3 +315,14 @@ def test_nothing_is_left_after_20_kills_at_random_moments(folder):
         told = command("--accepted", "1", "--step-ms", 5, "--forks", forks, "--record", folder / "seen")
         words, serves = asked(folder, told, *BENCH), i % 4 > 0
         assert killed(folder, numbers[i % 3], rng.uniform(0, 3), words, serves=serves) == ([], [])
+
+
+def test_a_server_has_the_environment_of_its_rule(tmp_path):
+    """The model runner of vLLM decides how n-grams are looked up; the user's command may have assignments too."""
+    servers = Servers(Runtime(name="vllm"), Launcher.parse("CUDA=0 serve {options} {port}"), TOKENS, tmp_path)
+    draft = CopiedText.of("vllm:ngram-v1", {"num_speculative_tokens": 3}, 4, 1)
+    written = write_served(method_of("vllm", KIND), for_all(draft), About(num_heads=4))
+    server = servers.of("chosen", written.options, environment=written.environment)
+    assert server.launcher.environment == {"CUDA": "0", "VLLM_USE_V2_MODEL_RUNNER": "0"}
+    assert servers.of("usual", written.options, environment=written.environment) is server
+    assert [servers.of("chosen", (word,)).setting for word in "ab"] == ["chosen-2", "chosen-3"]

@@ -99,6 +99,13 @@ def test_rivals_that_are_settled_stop(tmp_path, rounds):
     assert {block.group for block in blocks["plain"][:5]} == {"a", "b"}  # what is decoded first is of all groups
 
 
+def test_progress_shows_the_interval_so_far(tmp_path):
+    titles = []
+    interleaved(contest(CHAINS), 1, Journal(tmp_path, {}), lambda amount, title: titles.append(title))
+    assert titles[0] == "Decoding: 1.67 times plain"
+    assert titles[-1] == "Decoding: 1.67 (1.67 to 1.67) times plain"
+
+
 def test_a_contest_ends_when_all_is_settled(tmp_path):
     assert set(counts(decoded(tmp_path, contest(WITHOUT_CLOSE))).values()) == {FEWEST_BLOCKS}
 
@@ -140,14 +147,14 @@ def test_what_was_settled_and_what_was_not_is_said(tmp_path):
     bench = some_bench()
     slow = bench.contender("mc_sim_7b_63")
     rest = tuple(c for c in bench.contenders if c is not slow)
-    bench = replace(bench, contenders=(*rest, replace(slow, blocks=slow.blocks[:5], sequences=slow.sequences[:5])))
+    bench = replace(bench, contenders=(*rest, replace(slow, blocks=slow.blocks[:11], sequences=slow.sequences[:5])))
     bench.save(tmp_path / "bench.json")
     assert Benchmark.load(tmp_path / "bench.json") == bench
     said = " ".join(decoding_caveats(bench))
     assert "Ended with the last prompt, after 6 answers." in said
     assert "Settled before: published mc_sim_7b_63 after 5 answers." in said
     assert "Not settled: the chosen setting beside a tree with a name as long as a file's may be, 1." in said
-    assert "answers would tell)" in said
+    assert "answers might settle it." in said
 
 
 @pytest.mark.parametrize(("batch_size", "blocks", "needed"), [(1, 4, 5), (4, 3, 40)])

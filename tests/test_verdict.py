@@ -75,6 +75,16 @@ def test_losing_against_a_rival_comes_before_winning_over_plain(name, called):
     assert weighed(bench)[0] == [said[: said.index(" The chosen tree (")]]
 
 
+def test_the_fastest_is_named_where_it_is_another():
+    bench = rival(at_speed(some_bench(), 1.5), "mine", over_chosen=1.02)
+    mine = bench.contender("mine")
+    blocks = [replace(block, decode_s=block.decode_s * (1 + 0.1 * (-1) ** block.prompts[0])) for block in mine.blocks]
+    bench = replace(bench, contenders=tuple(replace(c, blocks=blocks) if c is mine else c for c in bench.contenders))
+    against, standing = weighed(bench)
+    assert not against
+    assert "The fastest is mine, not beyond noise: the chosen tree decodes 0.98 (" in " ".join(standing)
+
+
 def test_a_choice_not_to_speculate_loses_against_a_chain_that_pays():
     bench = at_speed(some_bench(), 1.0)
     chosen = replace(bench.contender("chosen"), draft=Tree.chain(0))

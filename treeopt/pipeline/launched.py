@@ -227,19 +227,21 @@ def in_turn(contests: Mapping[int, Contest], rounds: int, folder: Path) -> dict[
     journal = Journal(folder, {**key, "order": order, "asked": asked})
     kept = iter(journal.documents())
     blocks: dict[int, Blocks] = {size: {name: [] for name in match.contenders} for size, match in contests.items()}
-    with ExitStack() as stack, progress(f"Launching {len(turns)} servers {rounds} times", len(launches)) as advance:
-        for number, server in launches:
+    visits = sum(len(turns[server]) for _, server in launches)
+    with ExitStack() as stack, progress(f"Launching {len(turns)} servers {rounds} times", visits) as advance:
+        for n, (number, server) in enumerate(launches, 1):
             server.number = number
             stack.callback(server.renew)
             for size, name in turns[server]:
+                advance(0, f"Launch {n} of {len(launches)}: {name} at {size}")
                 if kept_turn := next(kept, None):
                     turn = typed(list[Block], kept_turn["blocks"], journal.folder)
                 else:
                     turn = contests[size].turn(name, range(len(contests[size].prompts)), number)
                     journal.append({"blocks": document(turn)})
                 blocks[size][name] += turn
+                advance(1)
             server.renew()
-            advance(1)
     return blocks
 
 

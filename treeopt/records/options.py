@@ -292,11 +292,11 @@ class LineOptions(Options):
     batch_sizes: Sequence[int] = option(BATCH_SIZES, (1,), least=1, flag="--batch-size", common=True)
     budget: int = option(BUDGET, 64, least=1, common=True)
     engine: str | None = option(f"time, plan for and decode in this runtime: {ENGINES_THAT_RUN}", common=True)
-    num_prompts: int = option("prompts to calibrate on", 128, least=1, common=True)
+    num_prompts: int = option("prompts to calibrate on", 64, least=1, common=True)
     max_new_tokens: int = option("longest answer", 128, least=1, common=True)
     bench_prompts: int | None = option("held-out prompts at most; by default 64, or 20 a row", least=1)
     bench_limit_s: float = option("seconds of decoding them at most", 60.0, above=0, flag="--bench-limit", common=True)
-    time_limit_s: float = option("seconds for timing steps", 45.0, above=0, flag="--time-limit", common=True)
+    time_limit_s: float = option("seconds for timing steps", 30.0, above=0, flag="--time-limit", common=True)
     overwrite: bool = option("replace other measurements of the run", False, common=True)
 
 

@@ -7,7 +7,7 @@ rivals   the other contenders, plain decoding aside
 """
 
 from collections.abc import Mapping, Sequence
-from math import log
+from math import inf, log
 
 from treeopt.files.shell import command_line
 from treeopt.latency.costs import margins_of_error
@@ -34,6 +34,7 @@ CONTENDERS = {  # in a table, in a sentence
 }
 PLAIN = ("plain", AS_IT_COMES)
 ADVICE = ": serve the model without it"
+MOST_ANSWERS = 10_000  # that anybody would wait for
 NO_TREE_PAYS = "No tree pays here: serve the model without speculation."
 
 
@@ -124,8 +125,11 @@ def decoding_caveats(bench: Benchmark) -> list[str]:
     if bench.stopped:
         named = ", ".join(f"{label(bench, c.name)} after {count(c.compared, 'answer')}" for c in bench.stopped)
         caveats.append(f"Settled before: {named}.")
-    if unsettled := [_unsettled(bench, name, ratio) for name, ratio in bench.unsettled.items() if ratio] if how else []:
-        caveats.append(f"Not settled: the chosen setting beside {', '.join(unsettled)}.")
+    if unsettled := {name: ratio for name, ratio in bench.unsettled.items() if ratio} if how else {}:
+        named = ", ".join(f"{label(bench, name)}, {times(ratio)} as fast" for name, ratio in unsettled.items())
+        caveats.append(f"Not settled: the chosen setting beside {named}.")
+        wanted = bench.contenders[0].compared * max(map(_times_as_many, unsettled.values()))
+        caveats.append(f"Some {wanted:,.0f} answers might settle it." if wanted < MOST_ANSWERS else None)
     return [*filter(None, caveats)]
 
 
@@ -141,14 +145,11 @@ def ended(bench: Benchmark) -> str:
     return f"ended with the last prompt, after {answers}"
 
 
-def _unsettled(bench: Benchmark, name: str, ratio: Estimate) -> str:
-    """A contender that is not told apart from the chosen one, and how many answers might."""
-    told = f"{label(bench, name)}, {times(ratio)} as fast"
+def _times_as_many(ratio: Estimate) -> float:
+    """How many times as many answers might settle a ratio; infinity where it has no interval."""
     if ratio.low is None or ratio.high is None:
-        return told
-    half, gap = log(ratio.high / ratio.low) / 2, max(abs(log(ratio)), NEGLIGIBLE)
-    wanted = float(f"{bench.contenders[0].compared * (half / gap) ** 2:.2g}")
-    return f"{told} (some {wanted:,.0f} answers would tell)"
+        return inf
+    return (log(ratio.high / ratio.low) / 2 / max(abs(log(ratio)), NEGLIGIBLE)) ** 2
 
 
 def missing(bench: Benchmark) -> str:
