@@ -100,7 +100,6 @@ def sweep(
             "greedy_tree": tokens_per_step(measured(greedy_tree, rule), of),
             "probed_tree": tokens_per_step(rows, of),
             **vars(quality),
-            "difference_nats_per_token": quality.difference,
         }
 
 
@@ -125,9 +124,8 @@ def main() -> None:
         max_new_tokens=options.max_new_tokens,
     ):
         rates = [row["greedy_tree"], *row["predicted"], row["probed_tree"]]
-        nats = [
-            (row[key], row[f"{key}_stderr"]) for key in ("log_likelihood_nats_per_token", "difference_nats_per_token")
-        ]
+        keys = ("log_likelihood_nats_per_token", "difference_nats_per_token")
+        nats = [(row[key].value, row[key].stderr) for key in keys]
         cells = [f"{value:.3f} ± {error:.3f}" for value, error in (*rates, *nats)]
         shares = [f"{100 * row[key]:.0f}" for key in ("changed_tokens_share", "changed_answers_share")]
         print("| " + " | ".join([f"{row['epsilon']}", *cells, *shares]) + " |", flush=True)

@@ -83,7 +83,7 @@ def test_the_best_chain_is_decoded_once_where_it_is_the_plan(tmp_path, kind):
     run = make_run(tmp_path, batch_sizes=(1,))
     entry, source = run.read_plan().entries[0], source_of(run.read_trace())
     drafter = SimpleNamespace(num_heads=source.num_heads, draft_vocab_size=64)
-    found = own_entrants(run.read_plan(), replace(entry, chosen=entry.best(kind), others={}), source, drafter, ())
+    found = own_entrants(run.read_plan(), replace(entry.served(entry.best(kind)), others={}), source, drafter, ())
     assert ("chain" in found) == (kind == "tree")
 
 
@@ -127,8 +127,8 @@ def test_measured_steps_are_the_replayed_ones_on_every_prompt(run, bench, tmp_pa
     assert result == Benchmark.load(tmp_path / "run" / "bench-transformers.json")
     assert not (tmp_path / "run" / "bench.json").exists()
     plan, chosen = json.loads((run / "plan.json").read_text())["entries"][0], result.contender("chosen")
-    assert chosen.draft.record == plan["chosen"]["draft"]
-    assert chosen.predicted.tokens_per_step == plan["chosen"]["tokens_per_step"]
+    assert chosen.draft.record == {key: plan[key] for key in chosen.draft.record}
+    assert chosen.predicted_tokens_per_step == plan["tokens_per_step"]["value"]
     assert chosen.size > 1
     for contender in result.contenders:
         assert contender.identical == contender.compared == 4
@@ -172,7 +172,7 @@ def test_what_an_engine_cannot_do_is_said(run, session, bench, tmp_path, capsys)
     assert f"The {result.judged} (" in measured(result)
     assert closing(entry, result) == ""
     assert "chosen by treeopt" not in treeopt("report", "--run", folder) + (folder / "report.html").read_text()
-    assert (result.contender("long").size, result.contender("long").predicted.tokens_per_step) == (8, None)
+    assert (result.contender("long").size, result.contender("long").predicted_tokens_per_step) == (8, None)
 
 
 def test_a_draft_model_with_other_rows_guesses_text():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.helpers.runs import REJECT, TYPICAL, ruled, shown, some_bench, some_plan
-from treeopt.records.contender import Predicted
+from treeopt.records.estimate import Estimate
 from treeopt.report.bench_table import about_rule, bench_table, bench_tables, group_table, text_price
 from treeopt.report.plan_table import trees_table
 from treeopt.report.wording import pm
@@ -43,8 +43,8 @@ def test_only_a_rule_that_changes_the_distribution_has_a_price():
 def test_one_prediction_stands_in_the_tables():
     """Each cell is the number of the record that its header names."""
     plan, bench = some_plan((1, 4)), some_bench()
-    known = Predicted(tokens_per_step=1.33)
-    bench = replace(bench, contenders=tuple(replace(c, predicted=known) for c in bench.contenders))
+    known = Estimate(1.33)
+    bench = replace(bench, contenders=tuple(replace(c, predicted_tokens_per_step=known) for c in bench.contenders))
     for entry, row in zip(plan.entries, trees_table(plan).rows, strict=True):
         assert row[4] == pm(entry.chosen.tokens_per_step)
     table = bench_tables(bench)[0]

@@ -47,7 +47,7 @@ def test_the_line_writes_its_files_and_predicts(line):
 def test_search_for_a_mix_of_loads_gives_one_tree(line, tmp_path):
     document = json.loads(treeopt("search", "--run", line, "--budget", "16", "--batch-size", "1:0.7,2:0.3", "--json"))
     assert document["constraint"]["mix"] == {"1": 0.7, "2": 0.3}
-    assert document["entries"][0]["chosen"]["draft"] == document["entries"][1]["chosen"]["draft"]
+    assert document["entries"][0]["medusa_choices"] == document["entries"][1]["medusa_choices"]
     assert "positive share" in treeopt("search", "--run", line, "--batch-size", "1:0,2:1", code=2)
 
 
@@ -72,7 +72,7 @@ def test_replay_is_exact_for_ranks_that_the_trace_does_not_tell_apart(line, tmp_
     tree = tmp_path / "wide.json"
     tree.write_text(json.dumps([[rank] for rank in range(60)]))
     wide = benched(line, "--tree", tree, "--num-prompts", "2", "--dtype", "float64")[-1]
-    assert wide.predicted.tokens_per_step is None
+    assert wide.predicted_tokens_per_step is None
     assert wide.replayed_steps == wide.steps
     taken = tmp_path / "plain.json"
     taken.write_text("[[0]]")

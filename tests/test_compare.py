@@ -69,7 +69,7 @@ def as_counted(trace: RankTrace) -> Calibration:
     """The survival of chains as the counts of an engine, with errors over requests."""
     of = shares_of(trace, SURVIVAL, 3)
     errors = of.draws.std(axis=1).tolist()
-    said = {"survival": of.values.tolist(), "survival_stderr": errors, "requests": of.conversations}
+    said = {"survival": [*map(Estimate, of.values.tolist(), errors)], "requests": of.conversations}
     counts = np.rint(1e4 * np.append(1.0, of.values)).astype(int)
     meta = {"source": ENGINE_LOG, **said, "survival_stderr_is_optimistic": False}
     return Calibration(counts[1:, None], np.maximum(counts[:-1], 1), meta=meta)
@@ -233,7 +233,7 @@ def test_steps_without_a_draft_cost_the_plan_what_they_cost_its_rivals():
 
 
 def test_the_spread_of_drawn_counts_is_the_error_that_an_engine_s_requests_have():
-    log = Calibration(np.array([[500]]), np.array([1000]), meta={"survival_stderr": [0.05]})
+    log = Calibration(np.array([[500]]), np.array([1000]), meta={"survival": [Estimate(0.5, 0.05)]})
     assert tokens_of(Tree.chain(1), drawn_accept(log)[1:]).std() == pytest.approx(0.05, rel=0.1)
     free = replace(log, meta={})
     assert tokens_of(Tree.chain(1), drawn_accept(free)[1:]).std() == pytest.approx(np.sqrt(0.25 / 1000), rel=0.1)
@@ -345,7 +345,7 @@ def test_the_exit_status_says_when_to_plan_anew(files, monkeypatch):
     assert max(map(len, lost.stdout.splitlines())) <= 80
     invoke("compare", files / "old.npz", files / "new.npz", *options, "--tolerance", 90)
     document = json.loads(invoke("compare", files / "old.npz", files / "new.npz", *options, "--json", code=3).stdout)
-    assert (document["schema"], document["status"], document["keep"]) == ("treeopt.comparison/1", 3, False)
+    assert (document["schema"], document["status"], document["keep"]) == ("treeopt.comparison/2", 3, False)
     assert document["different"]
     assert [shift["depth"] for shift in document["shifts"]] == [1, 2, 3]
     assert document["losses"][0]["loss"]["low"] > 0.005

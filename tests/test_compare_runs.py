@@ -55,11 +55,11 @@ def test_drafters_have_a_table(two, monkeypatch):
     assert "Predicted, not decoded" in found.stderr
     document = json.loads(invoke("compare", *two, "--json", "--batch-size", 2).stdout)
     entry = Plan.load(two[0] / "plan.json").entry(2)
-    assert [(one["drafter"], one["figure"]["step_ms"]) for one in document["settings"]] == [
+    assert [(one["drafter"], one["figure"]["step_ms"]["value"]) for one in document["settings"]] == [
         ("medusa", entry.chosen.step_ms),
         ("hydra", entry.chosen.step_ms),
     ]
-    assert document["settings"][0]["figure"]["shown"]["speedup"] == entry.chosen.speedup
+    assert document["settings"][0]["figure"]["speedup"]["value"] == entry.chosen.speedup
 
 
 def test_drafters_of_other_machines_are_not_compared(two):

@@ -82,7 +82,7 @@ def proved(run: RunDirectory, engine: str, log: RequestLog, **options) -> Benchm
         assert one.identical == one.compared == kept
         assert sorted(answer.tokens for answer in one.sequences) == sorted(limits)
         assert [answer.steps for answer in one.sequences] == [answer.replayed_steps for answer in one.sequences]
-        assert one.predicted.tokens_per_step == pytest.approx(one.tokens_per_step)
+        assert one.predicted_tokens_per_step == pytest.approx(one.tokens_per_step)
         assert one.accepted == one.replayed_accepted
     assert bench.contender("chosen").tokens_per_step > bench.contender("plain").tokens_per_step == 1
     return bench

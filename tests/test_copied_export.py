@@ -24,7 +24,7 @@ def plan_of(*drafts, drafter="vllm:suffix"):
     figures = (
         Figure(draft=d, batch_size=n, tokens_per_step=r) for n, (d, r) in enumerate(zip(drafts, rates, strict=True), 1)
     )
-    entries = tuple(PlanEntry(batch_size=figure.batch_size, chosen=figure) for figure in figures)
+    entries = tuple(PlanEntry(**vars(figure)) for figure in figures)
     return Plan(entries=entries, drafter={"kind": KIND, "id": drafter})
 
 

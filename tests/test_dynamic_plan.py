@@ -209,7 +209,7 @@ def test_an_engine_of_chains_gets_the_best_chain_or_plain_decoding(plan):
     for entry in plan:
         chain, found = entry.best("chain"), entry.serving(lambda draft: draft.kind == "chain")
         assert found == (chain if chain.speedup > 1 else entry.plain)
-        slow = replace(entry, others={"chain": replace(chain, step_ms=1e3 * chain.step_ms)}, chosen=entry.best("tree"))
+        slow = replace(entry.served(entry.best("tree")), others={"chain": replace(chain, step_ms=1e3 * chain.step_ms)})
         if entry.chosen.draft.kind == "tree":
             assert slow.serving(lambda draft: draft.kind == "chain").draft.kind == "plain"
             with pytest.raises(InvalidInput, match="no draft of that kind"):
@@ -246,7 +246,7 @@ def test_a_tree_over_marginals_stands_in_the_same_table(is_best):
     i = trees.index(found.draft)
     assert i == best or throughput[i] > 0.95 * throughput[best]
     assert entry.chosen.rate >= (1 - NEGLIGIBLE) * max(one.rate for one in (entry.plain, *entry.others.values()))
-    assert (entry.chosen is found) == is_best
+    assert (entry.draft == found.draft) == is_best
 
 
 def test_edge_llm_builds_trees_over_the_marginals_of_whole_blocks(tmp_path):
@@ -268,7 +268,7 @@ def test_edge_llm_builds_trees_over_the_marginals_of_whole_blocks(tmp_path):
     chain = plan[1].best("chain")
     for other in (DDTree(2, 4, 8), DDTree(3, 9, 16)):  # of another width, or of more ranks than it tries
         chosen = replace(plan[1].chosen, draft=other)
-        without = replace(plan, entries=(replace(plan[1], chosen=chosen, others={"chain": chain}),), schedule=[])
+        without = replace(plan, entries=(replace(plan[1].served(chosen), others={"chain": chain}),), schedule=[])
         written = export_plan(without, "edge-llm")
         assert "takes chains only" in " ".join(written.notes)
         assert "--specDraftTopK 1 " in written.command or "--specDecode" not in written.command

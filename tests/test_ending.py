@@ -19,8 +19,7 @@ def told(speeds, *, engines=("vllm", "sglang"), is_demo=False, run="r", blocks=6
     """The ending of a run whose chosen trees are so many times as fast as plain decoding; None: not to speculate."""
     plan = some_plan(tuple(range(1, 1 + len(speeds))))
     entries = [
-        replace(entry, chosen=entry.plain) if speed is None else entry
-        for entry, speed in zip(plan.entries, speeds, strict=True)
+        entry.served(entry.plain) if speed is None else entry for entry, speed in zip(plan.entries, speeds, strict=True)
     ]
     benches = []
     for i, speed in enumerate(speeds, 1):

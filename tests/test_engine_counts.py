@@ -147,7 +147,7 @@ READ = {
                                         {"survival": approx([0.8, 0.6, 0.0])}, f"-{CUT}"),
     # Rates without counts: survival, of which the error is not known.
     "a log with rates alone": (["SpecDecoding metrics: Per-position acceptance rate: 0.844, 0.599, 0.385, 0.271"],
-                               {"survival": approx([0.844, 0.599, 0.385, 0.271]), "survival_stderr": None, "drafts": None, "draft_length": 4},
+                               {"survival": approx([0.844, 0.599, 0.385, 0.271]), "drafts": None, "draft_length": 4},
                                "taken as survival", "no counts", CHAIN),
     "a table of one accuracy a head": (["head,top_k,accuracy\n1,1,0.8\n2,1,0.6\n3,1,0.42\n"], {"survival": ALL}, "taken as survival"),
     "a table by subset": (["subset,head,accuracy\ncode,0,0.8\ncode,1,0.6\nchat,0,0.6\nchat,1,0.2\n"],
@@ -343,6 +343,6 @@ def test_six_digits_in_errors(imported):
     begin = 10**9 + 5100
     info = imported(*(six(llama_metrics(n, [n * 4 // 5])) for n in (begin, begin + 1_009_800)))[0].meta
     assert (info["drafts"], info["survival"][0]) == (1_000_000, approx(0.80784))
-    assert info["survival_stderr"][0] > 0.00784
+    assert info["survival"][0].stderr > 0.00784
     with pytest.raises(InvalidInput, match=r"known to within 10,000 only.*restart the server"):
         imported(*(six(llama_metrics(n, [n // 2])) for n in (10**9, 10**9 + 1000)))

@@ -49,7 +49,7 @@ HALF_SHORT = {
 def test_few_short_drafts(imported, name):
     """.42 of all drafts survive to depth 3, and .42 / .966 to .42 / .9 of those that had a third guess."""
     calibration, notes = imported(SHORT[name])
-    survival, errors = calibration.meta["survival"], calibration.meta["survival_stderr"]
+    survival, errors = calibration.meta["survival"], calibration.survival_stderr.tolist()
     assert survival == pytest.approx([0.8, 0.6 / 0.975, 0.42 / 0.95], abs=0.002)
     assert 0.42 / 0.966 <= survival[2] <= 0.42 / 0.9
     assert errors[2] > 0.42 / 0.9 - survival[2] - 0.001  # trials are whole

@@ -38,7 +38,7 @@ def searched(name, folder):
     """The engine of a plan for a chain of a drafter that most engines run."""
     counts = folder / "calibration.json"
     figures = {"num_heads": 1, "top_k": 1, "hits": [[6]], "trials": [9], "drafter": {"kind": "ngram"}}
-    counts.write_text(json.dumps({"schema": "treeopt.calibration/1", **figures}))
+    counts.write_text(json.dumps({"schema": "treeopt.calibration/2", **figures}))
     command = ("search", "--calibration", counts, "--for", name, "--run", folder / "run", "--json")
     return json.loads(invoke(*command).stdout)["constraint"]["engine"]["name"]
 
@@ -134,10 +134,10 @@ def test_no_suggestion():
 def test_tree_that_an_engine_does_not_take(tmp_path):
     """A search for an engine of chains says what the tree would bring that the same search without the engine chooses."""
     search = ("search", "--calibration", "vicuna-7b-medusa1", "--budget", "8", "--run", tmp_path)
-    tree = json.loads(invoke(*search, "--json").stdout)["entries"][0]["chosen"]
+    tree = json.loads(invoke(*search, "--json").stdout)["entries"][0]
     chain = json.loads(invoke(*search, "--for", "TGI", "--json").stdout)["entries"][0]
     assert chain["warnings"][-2:] == [
         "tgi takes chains only.",
-        f"At batch size 1 the best draft (8 rows, 3 deep) would bring {tree['tokens_per_step']:.2f} tokens per step, "
-        f"the chain of 5 {chain['chosen']['tokens_per_step']:.2f}.",
+        f"At batch size 1 the best draft (8 rows, 3 deep) would bring {tree['tokens_per_step']['value']:.2f} tokens per step, "
+        f"the chain of 5 {chain['tokens_per_step']['value']:.2f}.",
     ]

@@ -244,6 +244,6 @@ def test_plan_for_no_engine(run, tmp_path):
     found = READERS["vllm", "batch-size"](written.files)
     assert found == merged(((1, 3, chains[1].depth), (4, 63, chains[4].depth * (chains[4].speedup > 1)), (64, None, 0)))
     assert any("takes chains only" in note for note in written.notes)
-    wide = replace(plan[1], chosen=replace(plan[1].chosen, draft=DynamicTree(2, 4, 16), tokens_per_step=2.0), others={})
+    wide = replace(plan[1], draft=DynamicTree(2, 4, 16), tokens_per_step=2.0, others={})
     with pytest.raises(InvalidInput, match="tensorrt-llm takes up to 8 levels, and 9 rows of 2 levels with topk 4"):
         export_plan(replace(plan, entries=(wide,), schedule=[]), "tensorrt-llm")

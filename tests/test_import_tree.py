@@ -180,13 +180,13 @@ def test_printed(tmp_path):
     assert json.loads(invoke("import", listed).stdout) == [[0], [0, 0]]
     document = json.loads(invoke("import", listed, "--json").stdout)
     assert document["schema"] == "treeopt.tree/1"
-    assert (document["size"], document["depth"]) == (3, 2)
+    assert (document["rows"], document["depth"]) == (3, 2)
     assert list(tmp_path.iterdir()) == [listed]
 
 
 def plan_of(*sizes):
     figures = [Figure(draft=Tree.chain(n), batch_size=n, tokens_per_step=1.0) for n in sizes]
-    return Plan(entries=tuple(PlanEntry(batch_size=one.batch_size, chosen=one) for one in figures))
+    return Plan(entries=tuple(PlanEntry(**vars(one)) for one in figures))
 
 
 def test_tree_of_plan(tmp_path):
@@ -207,7 +207,7 @@ def test_tree_by_name(tmp_path, name):
     file = tmp_path / "choices.py"
     file.write_text("trees = {'small': [(0,), (0, 0)], 'large': [(0,), (1,)]}\nsum = trees['small'] + [(1,)]\n")
     assert json.loads(invoke("import", f"{file}:{name}").stdout) == [[0], [0, 0]]
-    assert json.loads(invoke("show", f"{file}:{name}", "--json").stdout)["size"] == 3
+    assert json.loads(invoke("show", f"{file}:{name}", "--json").stdout)["rows"] == 3
     for other, words in ((f"{file}:none", "trees.small, trees.large, sum"), (f"{file}:sum", "made by code")):
         assert words in invoke("import", other, code=1).stderr
 
@@ -229,7 +229,7 @@ def test_import_by_content(tmp_path, name):
     """A tree, settings, accuracies and shards are told apart by what they are."""
     run, path = RunDirectory(tmp_path / "run"), tmp_path / name
     (tmp_path / "choices.py").write_text("mine = [(0,), (1,), (0, 0), (0, 1)]\nother = [[0]]\n")
-    entries = (PlanEntry(batch_size=n, chosen=Figure(draft=SMALL, batch_size=n, tokens_per_step=2.0)) for n in (1, 4))
+    entries = (PlanEntry(draft=SMALL, batch_size=n, tokens_per_step=2.0) for n in (1, 4))
     Plan(entries=tuple(entries)).save(tmp_path / "plan.json")
     (tmp_path / "table.csv").write_text("k,concurrency,tokens per second\n0,1,50\n3,1,80\n")
     (tmp_path / "counts.csv").write_text("head,rank,hits,trials\n0,0,5,9\n")

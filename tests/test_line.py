@@ -30,17 +30,17 @@ def test_a_drafter_and_a_rule_from_calibration_to_proof(way, tmp_path):
     invoke("profile", "--from-csv", tmp_path / "steps.csv", *run)
     invoke("search", "--budget", 12, *run)
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
-    assert plan["entries"][0]["chosen"]["shown"]["size"] > 1
+    assert plan["entries"][0]["rows"] > 1
     invoke("bench", "--num-prompts", 2, "--rounds", 1, *run)
     bench = json.loads((tmp_path / "run" / "bench.json").read_text())
     rule = RULES[way[way.index("--rule") + 1].partition(":")[0] if "--rule" in way else "greedy"]
     assert plan["acceptance"]["rule"] == rule
-    shown = {contender["name"]: contender["shown"] for contender in bench["contenders"]}
-    for name, of in shown.items():
+    contenders = {contender["name"]: contender for contender in bench["contenders"]}
+    for name, of in contenders.items():
         if rule in SAME_TEXT:
             assert of["identical"] == of["compared"]
             assert of["steps"] == of["replayed_steps"]
         else:
             assert "replayed_steps" not in of
             assert name in bench["quality"]
-    assert shown["chosen"]["tokens_per_step"] > 1
+    assert contenders["chosen"]["tokens_per_step"]["value"] > 1

@@ -110,7 +110,7 @@ def test_the_first_lines_have_the_commands_that_deploy(no_pictures, tmp_path, en
     planned = engine and PlannedEngine(name=engine, method=method_of(engine, "eagle3").name)
     limits = replace(chains.constraint, engine=planned)
     plan = replace(chains, drafter=drafter, constraint=limits)
-    for one in (plan, replace(plan, entries=tuple(replace(e, chosen=e.plain, others={}) for e in plan.entries))):
+    for one in (plan, replace(plan, entries=tuple(replace(e.served(e.plain), others={}) for e in plan.entries))):
         one.save(run.plan)
         page = html.unescape(write_report(run)[0].read_text())
         begin = page[page.index("In short") : page.index("<table")]
@@ -130,7 +130,7 @@ def alone(run):
     """Not to speculate is the plan."""
     plan = run.read_plan()
     entry = plan.entries[0]
-    lone = PlanEntry(batch_size=1, context_tokens=entry.context_tokens, chosen=entry.plain, curve=entry.curve)
+    lone = PlanEntry(**vars(entry.plain), context_tokens=entry.context_tokens, curve=entry.curve)
     return Plan(entries=(lone,), drafter=plan.drafter)
 
 

@@ -37,7 +37,7 @@ def test_depths_that_no_draft_reached_are_counted_without_a_trial(run):
     assert calibration.trials.tolist() == [65, *LONG[:-1]]
     assert calibration.meta["draft_length"] == 15
     assert calibration.survival[6:].tolist() == calibration.accept[6:, 0].tolist() == [0] * 9
-    errors = calibration.meta["survival_stderr"]
+    errors = calibration.survival_stderr.tolist()
     assert errors[5:] == sorted(errors[5:], reverse=True)
 
 
@@ -61,7 +61,7 @@ def test_a_log_whose_acceptance_fell_is_compared(run):
     fallen.write_text(vllm_line(70, [4, 0, 0, 0, 0, 0, 0]))
     found = json.loads(invoke("compare", run.path, fallen, "--json", code=3).stdout)
     (loss,) = found["losses"]
-    assert loss["served"]["tokens_per_step"] == pytest.approx(1 + 4 / 70)
+    assert loss["served"]["tokens_per_step"]["value"] == pytest.approx(1 + 4 / 70)
     assert loss["loss"]["value"] == pytest.approx(1 - (1 + 4 / 70) * 40 / 60)
     assert [shift["after"] for shift in found["shifts"]][1:] == [0] * 6
 

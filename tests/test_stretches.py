@@ -199,7 +199,7 @@ def test_the_engine_as_it_comes_decodes_plainly_and_what_is_judged_stays_second(
     for kind, (judged, by_default) in {**cases, "plain": ("chosen", ["chosen", AS_IT_COMES])}.items():
         chosen = entry.plain if kind == "plain" else entry.best(kind)
         entrants = engine_entrants(
-            run, plan, replace(entry, chosen=chosen, others={"chain": chain}), source, engine, ()
+            run, plan, replace(entry.served(chosen), others={"chain": chain}), source, engine, ()
         )
         assert list(entrants)[1] == judged
         assert [name for name, entrant in entrants.items() if entrant.stepper is engine.as_it_comes] == by_default

@@ -129,7 +129,7 @@ def test_errors_of_accuracies_are_over_conversations():
     assert calibration.independent[0] < 0.25
 
 
-GOOD = {"schema": "treeopt.calibration/1", "hits": [[5, 2]], "trials": [10], "unknown": 1}
+GOOD = {"schema": "treeopt.calibration/2", "hits": [[5, 2]], "trials": [10], "unknown": 1}
 
 
 @pytest.mark.parametrize(

@@ -256,10 +256,10 @@ def test_quality_is_the_targets_own_likelihood(target, heads):
     n = sum(map(len, texts))
     assert found.log_likelihood_nats_per_token == pytest.approx(total / n, abs=1e-5)
     assert found.tokens == n
-    assert found.difference == pytest.approx(
+    assert found.difference_nats_per_token == pytest.approx(
         found.log_likelihood_nats_per_token - found.reference_log_likelihood_nats_per_token
     )
-    assert found.log_likelihood_nats_per_token_stderr > 0
+    assert found.log_likelihood_nats_per_token.stderr > 0
     assert 0 < found.changed_tokens_share < 1
     assert 0 < found.changed_answers_share <= 1
 

@@ -32,8 +32,8 @@ def entry_of(*, speedup=1.2, ends=None, **changes):
     assert found.speculates
     plain_ms = None if speedup is None else speedup * found.chosen.step_ms / found.chosen.tokens_per_step
     estimate = Estimate(speedup or 1.0, 0.04, *ends) if ends else None
-    chosen = replace(found.chosen, plain_ms=plain_ms, speedup=estimate, tokens_per_s=None)
-    return replace(found, **{"chosen": chosen, "others": {}, "tied_sizes": [], **changes})
+    figures = {"plain_ms": plain_ms, "speedup": estimate, "tokens_per_s": None}
+    return replace(found, **{**figures, "others": {}, "tied_sizes": [], **changes})
 
 
 def rival(bench, name, *, over_chosen):
@@ -100,7 +100,7 @@ def test_a_choice_not_to_speculate_loses_against_a_chain_that_pays():
         ({"speedup": 0.9}, "predicted to lose here"),
         ({"ends": (0.97, 1.1)}, "may not gain here: the 95 % interval"),
         ({"ends": (1.01, 1.1), "tied_sizes": [1, 2, 8]}, "plain decoding is tied"),
-        ({"chosen": some_plan((1,)).entries[0].plain}, "No tree pays here"),
+        (vars(some_plan((1,)).entries[0].plain), "No tree pays here"),
         ({"speedup": None}, ""),
     ],
 )
@@ -122,7 +122,7 @@ def test_a_search_begins_with_its_doubts_batch_size_by_batch_size(ends, begins):
     plan, entries = some_plan((1, 4)), []
     for entry, interval in zip(plan.entries, ends, strict=True):
         chosen = replace(entry.chosen, speedup=Estimate(sum(interval) / 2, None, *interval))
-        entries.append(replace(entry, chosen=chosen, tied_sizes=[], others={}))
+        entries.append(replace(entry.served(chosen), tied_sizes=[], others={}))
     assert shown(plan_table(replace(plan, entries=tuple(entries)))).startswith(begins)
 
 
@@ -133,7 +133,7 @@ def test_a_chain_that_is_predicted_to_be_faster_is_named():
     def with_chain(ahead, rate=None):
         chain = Figure(draft=Tree.chain(2), batch_size=1, tokens_per_step=1.5, step_ms=1.5e3 / (ahead * ours))
         chosen = replace(entry.chosen, tokens_per_s=rate)
-        return predicted_doubts(replace(entry, chosen=chosen, others={"chain": chain}))
+        return predicted_doubts(replace(entry.served(chosen), others={"chain": chain}))
 
     (said,) = with_chain(1.04)
     assert said == "The chosen tree loses against a chain of 2, which is predicted to be 4 % faster."
@@ -156,7 +156,7 @@ def test_percent_behind_is_of_the_ratio(ratio, ends, says):
     chosen = replace(entry.chosen, tokens_per_step=Estimate(entry.chosen.tokens_per_step, None, 1.1, 1.3))
     over = Estimate(ratio, None, *ends) if ends else None
     next_best = replace(chosen, draft=Tree.chain(4), step_ms=chosen.step_ms / ratio, over_chosen=over)
-    said = certainty(replace(entry, chosen=chosen, runner_up=next_best, tied_sizes=[chosen.size]))
+    said = certainty(replace(entry.served(chosen), runner_up=next_best, tied_sizes=[chosen.size]))
     assert said.endswith(f"no other size is tied; the next best, 5 rows, is {says}.")
 
 

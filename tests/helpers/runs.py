@@ -13,7 +13,8 @@ from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
-from treeopt.records.contender import Answer, Block, Contender, Predicted, Quality
+from treeopt.records.contender import Answer, Block, Contender, Quality
+from treeopt.records.estimate import Estimate
 from treeopt.records.inputs import inputs_of
 from treeopt.records.origins import Provenance
 from treeopt.records.plan import Plan
@@ -76,8 +77,8 @@ def some_bench(groups=("",), *, blocks: int = 6, batch_size: int = 1) -> Benchma
         ]
         told[0] = replace(told[0], first_difference=2, logit_gap=0.01)
         guessed = {"replayed_accepted": [40, 40, 20], "predicted_accepted": [0.5, 0.25, 0.25], "accepted": accepted}
-        predicted = Predicted(tokens_per_step=min(rate * 1.03, 1 + tree.depth))
-        kept = {"sequences": told, "blocks": timed, "passes": 105, "predicted": predicted, **guessed}
+        predicted = {"predicted_tokens_per_step": Estimate(min(rate * 1.03, 1 + tree.depth))}
+        kept = {"sequences": told, "blocks": timed, "passes": 105, **predicted, **guessed}
         return Contender(name=name, batch_size=batch_size, draft=tree, **kept)
 
     found = [
@@ -101,11 +102,9 @@ def some_groups(heads: int, names) -> dict:
 REJECT = {"rule": "rejection", "temperature": 0.7}
 TYPICAL = {"rule": "typical", "temperature": 0.7, "epsilon": 0.09, "delta": 0.3}
 JUDGED = {
-    "log_likelihood_nats_per_token": -0.845,
-    "log_likelihood_nats_per_token_stderr": 0.104,
-    "reference_log_likelihood_nats_per_token": -0.688,
-    "reference_log_likelihood_nats_per_token_stderr": 0.1,
-    "difference_nats_per_token_stderr": 0.062,
+    "log_likelihood_nats_per_token": Estimate(-0.845, 0.104),
+    "reference_log_likelihood_nats_per_token": Estimate(-0.688, 0.1),
+    "difference_nats_per_token": Estimate(-0.157, 0.062),
     "changed_answers_share": 1.0,
     "changed_tokens_share": 0.66,
 }
@@ -172,7 +171,8 @@ def whole_run(text, batch_sizes, groups) -> tempfile.TemporaryDirectory:
     for batch_size in batch_sizes:
         bench = some_bench(names, batch_size=batch_size)
         contenders = (*bench.contenders[:-1], replace(bench.contenders[-1], name=f"mine {text}"))
-        about = {"provenance": {**source, "command": f"treeopt bench {text}"}, "loop_share": 0.25}
+        origin = Provenance.of({"provenance": {**source, "command": f"treeopt bench {text}"}})
+        about = {"provenance": origin, "loop_share": 0.25}
         inputs = inputs_of(run.plan, run.trace)
         replace(bench, contenders=contenders, inputs=inputs, **about).save(run.bench_of(batch_size))
     return folder

@@ -14,8 +14,7 @@ from treeopt.arms.groups import apart, merged
 from treeopt.arms.model import Posterior, posterior_of
 from treeopt.arms.steps import StepTime, step_times
 from treeopt.errors import InvalidInput, spoken
-from treeopt.files.storage import schema
-from treeopt.records.estimate import figure
+from treeopt.files.storage import document, schema
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -63,7 +62,7 @@ class Decided:
 
     def document(self) -> dict[str, object]:
         estimates = [
-            {**_arm(arm), "tokens_per_s": figure(posterior.throughput(i)), "run": bool(arm.tokens_per_s)}
+            {**_arm(arm), "tokens_per_s": document(posterior.throughput(i)), "run": bool(arm.tokens_per_s)}
             for posterior in self.posteriors
             for i, arm in enumerate(posterior.arms)
         ]
@@ -91,11 +90,11 @@ def _decision(choice: Choice) -> dict[str, object]:
     posterior, predicted = choice.posterior, None
     if choice.predicted:
         i, chance = choice.predicted
-        predicted = {**_setting(posterior.arms[i]), "tokens_per_s": figure(posterior.throughput(i)), "chance": chance}
+        predicted = {**_setting(posterior.arms[i]), "tokens_per_s": document(posterior.throughput(i)), "chance": chance}
     return {
         **_arm(choice.arm),
-        "tokens_per_s": figure(choice.throughput),
-        "over_off": figure(choice.over_off),
+        "tokens_per_s": document(choice.throughput),
+        "over_off": document(choice.over_off),
         "tied_with": [_setting(posterior.arms[i]) for i in choice.tied],
         "predicted": predicted,
         "next_run": choice.next_run and _run(choice, choice.next_run),
@@ -121,9 +120,9 @@ def minutes_of(choice: Choice, run: NextRun) -> float | None:
 
 
 def _step(step: StepTime) -> dict[str, object]:
-    parts = {name: figure(getattr(step, name)) for name in ("plain_ms", "step_ms")}
+    parts = {name: document(getattr(step, name)) for name in ("plain_ms", "step_ms")}
     arm = {name: value for name, value in _arm(step.served).items() if name != "k"}
-    return {**arm, **parts, "break_even_tokens_per_step": figure(step.break_even_tokens)}
+    return {**arm, **parts, "break_even_tokens_per_step": document(step.break_even_tokens)}
 
 
 def decide_arms(

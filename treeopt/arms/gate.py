@@ -21,7 +21,7 @@ from treeopt.files.storage import document
 from treeopt.records.bootstrap import LEVEL
 from treeopt.records.calibration import Calibration
 from treeopt.records.display import Displayed
-from treeopt.records.estimate import Z95, Estimate, figure
+from treeopt.records.estimate import Z95, Estimate
 
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
 STATUS = {PASS: 0, FAIL: 3, INCONCLUSIVE: 4}  # exit status
@@ -34,15 +34,16 @@ class Change:
     """What a setting reaches before and after.
 
     before, after : tokens per step, or per second
-    stderr        : of the logarithm of their ratio
+    log_stderr    : standard error of the logarithm of their ratio
     runs          : prompts, drafts or launches that each side has at least
     one_run       : variance of that logarithm if each side had one
     """
 
+    first_keys = ("name", "before", "after", "loss")
     name: str
     before: float
     after: float
-    stderr: float
+    log_stderr: float
     runs: int
     one_run: float
 
@@ -55,7 +56,7 @@ class Change:
     @property
     def held(self) -> float:
         """The smallest tolerance that passes where nothing changed: half the interval."""
-        return 1 - exp(-Z95 * self.stderr)
+        return 1 - exp(-Z95 * self.log_stderr)
 
     def least_loss(self, tests: int) -> float:
         """The lower end of an interval that holds together with those of all ``tests``."""
@@ -68,7 +69,7 @@ class Change:
         return ceil(runs / unit) * unit if runs < 1e15 else None
 
     def _lost(self, z: float) -> float:
-        return 1 - exp(log(self.after / self.before) - z * self.stderr)
+        return 1 - exp(log(self.after / self.before) - z * self.log_stderr)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -112,9 +113,8 @@ class Gate(Displayed):
         return max(self.changes, key=lambda change: change.loss)
 
     def document(self) -> dict[str, Any]:
-        changes = [{**document(change), "loss": figure(change.loss)} for change in self.changes]
         shown = {"gate": self.verdict, "holds": self.noisiest.held, "needs": self.noisiest.runs_for(self.tolerance)}
-        return {**document(self), "changes": changes, **shown, "status": self.status}
+        return {**document(self), **shown, "status": self.status}
 
 
 def counts_gate(names: tuple[str, str], before: Calibration, after: Calibration, tolerance: float) -> Gate:
@@ -134,7 +134,7 @@ def counts_gate(names: tuple[str, str], before: Calibration, after: Calibration,
         name="tokens per step",
         before=sides[0][0],
         after=sides[1][0],
-        stderr=sqrt(sum(variances)),
+        log_stderr=sqrt(sum(variances)),
         runs=min(runs),
         one_run=variances[0] * runs[0] + variances[1] * runs[1],
     )
@@ -167,7 +167,7 @@ def _tokens_per_step(counts: Calibration) -> tuple[float, float]:
     # mean square of the number of accepted guesses
     squared = float(((2 * np.arange(len(survival)) + 1) * survival).sum())
     binomial = float((survival * (1 - survival)).sum()) / steps
-    errors = np.multiply(counts.meta.get("survival_stderr") or 0.0, counts.drafted)
+    errors = 0.0 if counts.survival_stderr is None else counts.survival_stderr * counts.drafted
     together = max(1.0, float(np.square(errors).sum()) / binomial) if binomial else 1.0
     if counts.meta.get(OPTIMISTIC, True):
         prompts = counts.meta.get("requests") or steps
@@ -241,7 +241,7 @@ def _change(first: Arm, second: Arm, variances: Sequence[float]) -> Change:
         name=_name(first),
         before=first.tokens_per_s or 0,
         after=second.tokens_per_s or 0,
-        stderr=sqrt(variances[0] / first.repeats + variances[1] / second.repeats),
+        log_stderr=sqrt(variances[0] / first.repeats + variances[1] / second.repeats),
         runs=min(first.repeats, second.repeats),
         one_run=sum(variances),
     )

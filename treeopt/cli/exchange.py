@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import click
@@ -130,7 +130,7 @@ def import_(
 def _show_tree(tree: Tree, output: Path | None, as_json: bool) -> None:
     from treeopt.files.storage import schema, write_json
 
-    document: dict[str, Any] = {"medusa_choices": tree.choices, "size": len(tree), "depth": tree.depth}
+    document = tree.record
     if output is not None:
         write_json(output, "tree", document)
         document["files"] = [str(output)]

@@ -147,8 +147,7 @@ def _show_tree(run: RunDirectory, names: Sequence[str], batch_size: int | None, 
             return
         entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
         tree, gains = entry.tree, dict(entry.growth_order)
-    document = {"size": len(tree), "depth": tree.depth, "medusa_choices": tree.choices}
-    show_result(document, tree_view(tree, gains), as_json)
+    show_result(tree.record, tree_view(tree, gains), as_json)
 
 
 def _draw(

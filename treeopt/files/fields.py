@@ -35,7 +35,13 @@ Count = Annotated[int, Field(ge=0, le=MOST), rule("a whole number of at least 0"
 Positive = Annotated[int, Field(ge=1, le=MOST), rule("a whole number of at least 1")]
 Amount = Annotated[float, Field(gt=0, allow_inf_nan=False), rule("a number above 0")]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), rule("a number of at least 0")]
+Finite = Annotated[float, Field(allow_inf_nan=False), rule("a number")]
 Share = Annotated[float, Field(ge=0, le=1), rule("a share from 0 to 1")]
+
+
+def from_list(value: Any) -> Any:
+    """A list as a tuple, for types of tuples within a record that is looked at before its fields are."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def checked(model: type[M], record: Mapping[str, Any]) -> M:

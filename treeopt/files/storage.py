@@ -16,7 +16,14 @@ from treeopt.errors import InvalidInput, quoted
 from treeopt.files.bounds import MOST_BYTES, MOST_VALUES, SEPARATORS, loads, open_regular
 from treeopt.files.writing import write_text
 
-VERSIONS = {"plan": 2, "bench": 2, "profile": 2}  # of kinds whose form has changed
+VERSIONS = {
+    "calibration": 2,
+    "plan": 3,
+    "bench": 3,
+    "profile": 2,
+    "score": 2,
+    "comparison": 2,
+}  # of kinds whose form has changed
 T = TypeVar("T")
 LONG = (str, list, tuple, Mapping, np.ndarray)  # values that have a line of their own in a list
 
@@ -36,7 +43,7 @@ def write_json(path: str | Path, kind: str, document: Mapping[str, Any]) -> None
 
 
 def to_json(document: Any, indent: str = "\n") -> str:
-    """Indented JSON, in which a list of plain numbers is one line.
+    """Indented JSON, in which a list or an object of plain numbers is one line.
 
     >>> print(to_json({"paths": [[0], [0, 1]]}))
     {
@@ -49,7 +56,7 @@ def to_json(document: Any, indent: str = "\n") -> str:
     if isinstance(document, np.ndarray):
         document = document.tolist()
     deeper = indent + "  "
-    if isinstance(document, Mapping) and document:
+    if isinstance(document, Mapping) and not all(isinstance(value, int | float) for value in document.values()):
         lines = []
         for key, value in document.items():
             name = key if isinstance(key, str) else json.dumps(key)
@@ -63,24 +70,29 @@ def to_json(document: Any, indent: str = "\n") -> str:
 def document(record: Any) -> Any:
     """A record as values of JSON.
 
-    A dataclass becomes an object of its fields; one with a default is left out where it is empty, or None by default. Its property
-    ``shown`` adds values that follow from the fields. A draft has a form of its own, ``record``.
+    A dataclass becomes an object of its fields, after its ``first_keys``, which may name properties. What may be left out is
+    left out where it is empty or None. The keys of a draft stand among those of what has it. Other types have their form in ``record``.
     """
     if hasattr(record, "record"):
         return record.record
     if is_dataclass(record):
-        values = {}
-        for field in fields(record):
-            is_needed = field.default is MISSING and field.default_factory is MISSING
-            value = document(getattr(record, field.name))
-            is_none = value is None and (is_needed or field.default is None)
-            if not is_none and (is_needed or value not in ({}, [])):
-                values[field.name] = value
-        shown = document(getattr(record, "shown", {}))
-        return {**values, "shown": shown} if shown else values
+        needed = {field.name for field in fields(record) if field.default is MISSING is field.default_factory}
+        values: dict[str, Any] = {}
+        for name in keys_of(type(record)):
+            value = document(getattr(record, name))
+            if name == "draft":
+                values |= value
+            elif name in needed or value not in (None, {}, []):
+                values[name] = value
+        return values
     if isinstance(record, Mapping):
         return {key: document(value) for key, value in record.items()}
     return [document(value) for value in record] if isinstance(record, list | tuple) else record
+
+
+def keys_of(kind: Any) -> list[str]:
+    """The keys that files have of a dataclass, in their order."""
+    return list(dict.fromkeys([*getattr(kind, "first_keys", ()), *(field.name for field in fields(kind))]))
 
 
 def read_json(path: str | Path, kind: str) -> dict[str, Any]:

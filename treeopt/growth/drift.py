@@ -119,8 +119,8 @@ def _counted_shares(record: Calibration, measure: str, depth: int, seed: int) ->
         shares, errors = record.accept[:depth, 0], record.stderr[:depth, 0]
     else:
         shares, trials = record.survival[:depth], meta.get("positions") or record.trials[0]
-        stderr = meta.get("survival_stderr")
-        errors = np.sqrt(shares * (1 - shares) / trials) if stderr is None else np.asarray(stderr)[:depth]
+        stderr = record.survival_stderr
+        errors = np.sqrt(shares * (1 - shares) / trials) if stderr is None else stderr[:depth]
         requests = None if meta.get("survival_stderr_is_optimistic", True) else meta.get("requests")
     noise = np.random.default_rng(seed).standard_normal((len(shares), BOOTSTRAPS))
     return Shares(shares, shares[:, None] + errors[:, None] * noise, requests)

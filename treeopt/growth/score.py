@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from treeopt.files.storage import document
 from treeopt.growth.rates import Rates, drawn
 from treeopt.growth.source import source_of
 from treeopt.records.bootstrap import stderr
@@ -17,7 +18,6 @@ from treeopt.records.display import Displayed
 from treeopt.records.estimate import Estimate
 from treeopt.records.figure import Figure
 from treeopt.records.inputs import Accuracies
-from treeopt.trees.draft import draft_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK, Tree
 
@@ -41,15 +41,8 @@ class Score(Displayed):
     notes: tuple[str, ...]
 
     def document(self) -> dict[str, object]:
-        return {
-            **_document(self.given),
-            "unknown_nodes": self.unknown_nodes,
-            "best": _document(self.best),
-            "distance": self.distance,
-            "distance_stderr": self.distance.stderr,
-            "smallest": _document(self.smallest) if self.smallest else None,
-            "notes": list(self.notes),
-        }
+        keys = ("distance", "unknown_nodes", "best", "smallest", "notes")
+        return {**document(self.given), **{key: document(getattr(self, key)) for key in keys}}
 
 
 def score_tree(record: Accuracies, tree: Tree, *, grown_here: bool = False) -> Score:
@@ -62,7 +55,7 @@ def score_tree(record: Accuracies, tree: Tree, *, grown_here: bool = False) -> S
     >>> from treeopt.records.calibration import Calibration
     >>> calibration = Calibration(np.array([[60, 20], [40, 10]]), np.array([100, 100]))
     >>> score = score_tree(calibration, Tree.from_choices([[0], [1]]))
-    >>> score.given.tokens_per_step.value, draft_tree(score.best.draft).choices, round(score.distance, 3)
+    >>> score.given.tokens_per_step.value, score.best.draft.choices, round(score.distance, 3)
     (1.8, [[0], [0, 0]], 0.022)
     """
     source, size = source_of(record), len(tree)
@@ -107,13 +100,3 @@ def score_tree(record: Accuracies, tree: Tree, *, grown_here: bool = False) -> S
 
 def _figure(tree: Tree, rates: Rates) -> Figure:
     return Figure(draft=tree, batch_size=1, tokens_per_step=rates.estimate)
-
-
-def _document(figure: Figure) -> dict[str, object]:
-    return {
-        "size": figure.size,
-        "depth": figure.depth,
-        "tokens_per_step": figure.tokens_per_step,
-        "tokens_per_step_stderr": figure.tokens_per_step.stderr,
-        "medusa_choices": draft_tree(figure.draft).choices,
-    }

@@ -112,7 +112,7 @@ def summary(trace: RankTrace, provenance: Provenance) -> Calibration:
     if trace.group_names and trace.num_conversations > 1:
         whole = source_of(trace).crossfit(Limits(GROUP_BUDGET))
         for name, rate in rates_by_group(whole.every[-1], trace).items():
-            calibration.meta["groups"][name] |= {"tokens_per_step": rate.value, "tokens_per_step_stderr": rate.stderr}
+            calibration.meta["groups"][name]["tokens_per_step"] = rate
     return calibration
 
 

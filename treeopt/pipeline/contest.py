@@ -26,7 +26,7 @@ from treeopt.latency.rounds import processor_share
 from treeopt.pipeline.entrants import AT_ONE, Entrant
 from treeopt.pipeline.plain import PlainAnswers, answers_of
 from treeopt.records.benchmark import AS_IT_COMES, CHOSEN, FEWEST_LAUNCHES, Benchmark, block_prompts, paired, ratio_of
-from treeopt.records.contender import Block, Contender, Predicted, Prompt, Quality
+from treeopt.records.contender import Block, Contender, Prompt, Quality
 from treeopt.records.origins import OURS, Provenance
 from treeopt.report.terminal import Advance, progress
 from treeopt.report.verdict import times
@@ -205,7 +205,7 @@ class Contest:
             blocks=[block.timed for block in blocks[name] if block.decode_s],
             passes=None if is_served else sum(block.passes or 0 for block in rounds[0]),
             prefill_s=None if is_served else sum(block.prefill_s or 0.0 for block in blocks[name]),
-            predicted=Predicted.of(entrant.predicted),
+            predicted_tokens_per_step=entrant.predicted,
             accepted=accepted_counts(rounds[0]),
             replayed_accepted=accepted,
             predicted_accepted=entrant.predicted_accepted,

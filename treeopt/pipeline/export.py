@@ -143,7 +143,7 @@ def export_to(
 
 
 def _plain_at(batch_sizes: Collection[int], plan: Plan) -> Plan:
-    entries = (replace(e, chosen=e.plain, others={}) if e.batch_size in batch_sizes else e for e in plan.entries)
+    entries = (replace(e.served(e.plain), others={}) if e.batch_size in batch_sizes else e for e in plan.entries)
     return replace(plan, entries=tuple(entries), schedule=[])
 
 

@@ -54,9 +54,8 @@ def entry_of(table: Table, selection: Selection, answers: Answers | None) -> Pla
     candidate, chosen = table.candidates[i], figure_of(table, i)
     rates, accepted = candidate.rates, candidate.accepted
     return PlanEntry(
-        batch_size=table.batch_size,
+        **vars(chosen),
         context_tokens=table.context,
-        chosen=chosen,
         basis=Basis(
             sequences=answers.num_sequences if answers else None,
             conversations=candidate.conversations or None,

@@ -253,8 +253,8 @@ def drawn_accept(calibration: Calibration) -> Floats:
     """
     hits, trials = calibration.hits, np.maximum(calibration.trials, 1)
     misses, first = trials - hits.sum(1), float(calibration.accept[0, 0])
-    errors, worth = calibration.meta.get("survival_stderr"), 1.0
-    if errors and errors[0] > 0 and 0 < first < 1:
+    errors, worth = calibration.survival_stderr, 1.0
+    if errors is not None and errors[0] > 0 and 0 < first < 1:
         worth = min(first * (1 - first) / errors[0] ** 2 / trials[0], 1.0)
     shape = np.maximum(np.column_stack([hits, misses]) * worth, 1e-3)
     drawn = np.random.default_rng(SEED).gamma(shape, size=(BOOTSTRAPS, *shape.shape))

@@ -15,10 +15,11 @@ from pydantic import Field
 
 from treeopt.errors import InvalidInput
 from treeopt.files.fields import NotNegative, Positive, Share
+from treeopt.files.storage import document
 from treeopt.records.bootstrap import LEVEL, SEED, conversation_draws, stderr
 from treeopt.records.contender import Block, Contender, Quality
 from treeopt.records.estimate import Estimate
-from treeopt.records.figure import Figure
+from treeopt.records.figure import FLAT, Figure
 from treeopt.records.origins import JsonRecord, Provenance, RuleRecord, Runtime, SkippedRow
 
 FEWEST_BLOCKS = 5  # below it no interval is given
@@ -44,7 +45,7 @@ class Benchmark(JsonRecord):
     """
 
     file_kind = "bench"
-    contenders: Annotated[tuple[Contender, ...], Field(min_length=1)]
+    contenders: Annotated[tuple[Annotated[Contender, FLAT], ...], Field(min_length=1)]
     dtype: str = "unknown"
     prompts: str | None = None
     inputs: dict[str, str] | None = None
@@ -145,10 +146,12 @@ class Benchmark(JsonRecord):
         known: RuleRecord = (self.provenance and self.provenance.acceptance) or RuleRecord()
         return known
 
-    @property
-    def shown(self) -> dict[str, object]:
-        speedups = {c.name: speedup for c in self.contenders if (speedup := self.speedup(c.name))}
-        return {"rounds": self.rounds, "speedup": speedups}
+    def document(self) -> dict[str, object]:
+        contenders = [
+            {"name": contender.name, "speedup": document(self.speedup(contender.name)), **document(contender)}
+            for contender in self.contenders
+        ]
+        return {**super().document(), "contenders": contenders, "rounds": self.rounds}
 
 
 def block_prompts(batch_size: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,9 @@ from typing_extensions import Required, TypedDict  # pydantic takes none of typi
 
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
-from treeopt.files.fields import Count, NotNegative, Positive, Share
-from treeopt.records.figure import Rate
+from treeopt.files.fields import Count, Finite, Positive, Share
+from treeopt.records.estimate import Estimate, Estimated
+from treeopt.records.figure import EstimatedRate
 from treeopt.records.origins import JsonRecord, Origins, Provenance
 from treeopt.records.trace import NO_TRIAL, RankTrace
 from treeopt.trees.tree import IntArray, read_only
@@ -24,6 +25,8 @@ STEPS_WITHOUT = (
     "Steps for which the drafter found nothing were not counted, so tokens per step and speedups are upper bounds. To count them: "
     "treeopt import --tokens, with how many tokens were generated meanwhile."
 )
+EstimatedShare = Annotated[Estimate, Estimated(Share, Finite)]
+DERIVED = ("schema", "num_heads", "top_k", "hits", "trials")  # keys that are not among a calibration's notes
 LEAST_RIGHT = 0.05  # share of the first guesses of a drafter that works
 
 
@@ -37,15 +40,14 @@ class Counted(TypedDict, total=False):
 
 
 class GroupCounts(Counted, total=False):
-    tokens_per_step: Rate | None
-    tokens_per_step_stderr: NotNegative | None
+    tokens_per_step: EstimatedRate | None
 
 
 class CalibrationFile(Counted, Origins, total=False):
     """Types of the keys of a file."""
 
-    survival: list[Share] | None
-    survival_stderr: list[NotNegative] | None
+    survival: list[EstimatedShare] | None
+    survival_stderr_is_optimistic: bool | None
     loop_share: Share | None
     target_agreement: Share | None
     drafts: Positive | None
@@ -53,7 +55,7 @@ class CalibrationFile(Counted, Origins, total=False):
     served_model: str | None
     draft_lengths: dict[str, Count] | None
     groups: dict[str, GroupCounts] | None
-    accept_stderr: list[list[NotNegative]] | None
+    accept: list[list[EstimatedShare]] | None
     by_length: dict[str, Counted] | None
     steps_without_draft: Count | None
 
@@ -113,9 +115,10 @@ class Calibration(JsonRecord):
     @property
     def stderr(self) -> NDArray[np.float64]:
         """(K, top_k) standard errors of `accept`: over conversations where the file has them, else binomial."""
-        if errors := self.meta.get("accept_stderr"):
-            return np.asarray(errors, dtype=np.float64)
         variance: NDArray[np.float64] = self.accept * (1 - self.accept) / np.maximum(self.trials, 1)[:, None]
+        if accept := self.meta.get("accept"):
+            errors = np.array([[share.stderr for share in shares] for shares in accept], dtype=np.float64)
+            return np.where(np.isnan(errors), np.sqrt(variance), errors)
         return np.sqrt(variance)
 
     @property
@@ -130,6 +133,12 @@ class Calibration(JsonRecord):
         """(K,) share of chains that are right up to each depth; the product of accuracies where the file has none."""
         survival = self.meta.get("survival") or np.cumprod(self.accept[:, 0])
         return np.minimum.accumulate(np.asarray(survival, dtype=np.float64))[: self.num_heads]
+
+    @property
+    def survival_stderr(self) -> NDArray[np.float64] | None:
+        """(K,) standard errors of the survival that an engine counted; None where they are not known."""
+        errors = [getattr(share, "stderr", None) for share in self.meta.get("survival") or ()]
+        return None if None in errors or not errors else np.array(errors, dtype=np.float64)
 
     def of_length(self, length: int) -> Calibration:
         """The counts of an engine's drafts of one length where lengths are told apart, else of all drafts."""
@@ -152,11 +161,12 @@ class Calibration(JsonRecord):
                 f"Head {int(trials.argmin()) + 1} never had a token to guess: "
                 "the sequences are too short. Use a larger `max_new_tokens`."
             )
+        shares, errors = hits / trials[:, None], accept_stderr(trace).round(6)
         meta = {
             "positions": int(trace.has_step.sum()),
             "sequences": trace.num_sequences,
-            "accept_stderr": accept_stderr(trace).round(6).tolist(),
-            "survival": np.logical_and.accumulate(ranks == 0, axis=1).mean(0).tolist(),  # of chains
+            "accept": [list(map(Estimate, *head)) for head in zip(shares.tolist(), errors.tolist(), strict=True)],
+            "survival": [*map(Estimate, np.logical_and.accumulate(ranks == 0, axis=1).mean(0).tolist())],  # of chains
             "loop_share": trace.loop_share(),
             "source": "measured",
             **{key: trace.meta.get(key) for key in ("drafter", "acceptance", "answers", "skipped")},
@@ -169,21 +179,26 @@ class Calibration(JsonRecord):
         return cls(hits, trials, meta)
 
     def document(self) -> dict[str, object]:
-        return {
-            "schema": storage.schema("calibration"),
+        keys: dict[str, object] = {
+            "num_heads": self.num_heads,
+            "top_k": self.top_k,
             "hits": self.hits,
             "trials": self.trials,
             **self.meta,
-            "shown": {"num_heads": self.num_heads, "top_k": self.top_k},
         }
+        return {"schema": storage.schema("calibration"), **storage.document(keys)}
 
     @classmethod
     def load(cls, path: str | Path) -> Calibration:
         document = storage.read_json(path, "calibration")
-        storage.typed(CalibrationFile, document, path)
-        meta = {key: value for key, value in document.items() if key not in ("schema", "shown", "hits", "trials")}
+        checked = storage.typed(CalibrationFile, document, path)
+        estimates = {key: value for key, value in checked.items() if key in ("accept", "survival", "groups")}
+        meta = {key: value for key, value in {**document, **estimates}.items() if key not in DERIVED}
+        hits = document["hits"]
+        if meta.get("accept") and [*map(len, meta["accept"])] != [*map(len, hits)]:
+            raise InvalidInput(f"{path} must have an accuracy for each of its hits in 'accept'.")
         try:
-            return cls(np.array(document["hits"]), np.array(document["trials"]), meta)
+            return cls(np.array(hits), np.array(document["trials"]), meta)
         except ValueError as error:
             raise InvalidInput(f"{path} is not a calibration: {error}") from None
 

@@ -7,14 +7,14 @@ block    prompts that were decoded together with one contender; contenders are i
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from treeopt.files.fields import Count, NotNegative, Positive, Share
+from treeopt.files.fields import Count, Finite, NotNegative, Positive, Share
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
-from treeopt.records.estimate import Estimate
-from treeopt.records.figure import AnyDraft, Rate
+from treeopt.records.estimate import Estimate, Estimated
+from treeopt.records.figure import AnyDraft, EstimatedRate
 
 
 @dataclass(frozen=True)
@@ -99,66 +99,59 @@ class Block:
         return replace(self, answers=[], counted=[], passes=None, prefill_s=None, seconds=None, processor_s=None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Predicted:
-    """Tokens per step before a run, with their standard error, as files have them; None where unknown."""
-
-    tokens_per_step: Rate | None = None
-    stderr: NotNegative | None = None
-
-    @classmethod
-    def of(cls, rate: Estimate | None) -> "Predicted":
-        return cls() if rate is None else cls(tokens_per_step=rate.value, stderr=rate.stderr)
+Nats = Annotated[Estimate, Estimated(Finite, Finite)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """What the target thinks of a contender's texts, and how far they are from the reference: plain answers."""
+    """What the target thinks of a contender's texts, and how far they are from the reference: plain answers.
 
-    log_likelihood_nats_per_token: float
-    log_likelihood_nats_per_token_stderr: NotNegative
-    reference_log_likelihood_nats_per_token: float
-    reference_log_likelihood_nats_per_token_stderr: NotNegative
-    difference_nats_per_token_stderr: NotNegative
+    log_likelihood_nats_per_token : of the texts, by the target at temperature 1
+    difference_nats_per_token     : log-likelihood beyond that of the reference, paired by conversation
+    changed_answers_share         : answers that differ from the plain ones at all
+    changed_tokens_share          : tokens outside the blocks that both texts have in order, over the tokens of both
+    """
+
+    log_likelihood_nats_per_token: Nats
+    reference_log_likelihood_nats_per_token: Nats
+    difference_nats_per_token: Nats
     changed_answers_share: Share
     changed_tokens_share: Share
     answers: Count | None = None
     tokens: Count | None = None
     reference_tokens: Count | None = None
 
-    @property
-    def log_likelihood(self) -> Estimate:
-        """Log-likelihood of the texts by the target [nats per token]."""
-        return Estimate(self.log_likelihood_nats_per_token, self.log_likelihood_nats_per_token_stderr)
-
-    @property
-    def difference(self) -> Estimate:
-        """Log-likelihood beyond that of the reference [nats per token], paired by conversation."""
-        difference = self.log_likelihood_nats_per_token - self.reference_log_likelihood_nats_per_token
-        return Estimate(difference, self.difference_nats_per_token_stderr)
+    def __post_init__(self) -> None:
+        value = float(self.log_likelihood_nats_per_token - self.reference_log_likelihood_nats_per_token)
+        object.__setattr__(self, "difference_nats_per_token", replace(self.difference_nats_per_token, value=value))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
     """One draft, or plain decoding (a single row), on all prompts; what it answered and what was timed.
 
+    predicted_tokens_per_step : before this run; None where unknown
     accepted           : how many steps emitted 0, 1, ... guesses; replayed_accepted, how many of the replay
     predicted_accepted : share of the steps, before this run
     spread             : whether a server's sum of steps is spread over the answers, whose steps are not known
     """
 
+    first_keys = (
+        *("name", "batch_size", "draft", "tokens_per_step", "tokens_per_s", "steps", "tokens", "identical", "compared"),
+        *("replayed_steps", "replayed_tokens_per_step"),
+    )
     name: str
     batch_size: Positive
     draft: AnyDraft
-    sequences: list[Answer]
-    blocks: list[Block]
     passes: Count | None = None
     prefill_s: NotNegative | None = None
-    predicted: Predicted = Predicted()
+    predicted_tokens_per_step: EstimatedRate | None = None
     accepted: list[Count] = field(default_factory=list)
     replayed_accepted: list[Count] = field(default_factory=list)
     predicted_accepted: list[Share] = field(default_factory=list)
     spread: bool = False
+    sequences: list[Answer]
+    blocks: list[Block]
 
     @property
     def size(self) -> int:
@@ -174,16 +167,16 @@ class Contender:
         """Tokens that the steps emitted."""
         return sum(answer.emitted for answer in self.sequences)
 
-    @property
-    def tokens_per_step(self) -> float:
+    @cached_property
+    def tokens_per_step(self) -> Estimate:
         """Tokens per step over all answers; 1 where there was no step."""
-        return self.tokens / self.steps if self.steps else 1.0
+        return self.rate_of()
 
     @property
-    def tokens_per_s(self) -> float | None:
+    def tokens_per_s(self) -> Estimate | None:
         """Tokens per second of the timed blocks; None where nothing was timed."""
         seconds = sum(block.decode_s for block in self.blocks)
-        return sum(block.tokens for block in self.blocks) / seconds if seconds else None
+        return Estimate(sum(block.tokens for block in self.blocks) / seconds) if seconds else None
 
     @property
     def token_ms(self) -> tuple[float, float] | None:
@@ -228,9 +221,3 @@ class Contender:
         which = [places[answer.id] for answer in answers]
         tokens, steps = np.bincount(which, emitted), np.bincount(which, taken)
         return Estimate(rate, stderr(drawn_rates(tokens, steps, conversation_draws(n)), n))
-
-    @property
-    def shown(self) -> dict[str, object]:
-        names = ("size", "steps", "tokens", "tokens_per_step", "tokens_per_s", "identical", "compared")
-        known = {name: getattr(self, name) for name in (*names, "replayed_steps", "replayed_tokens_per_step")}
-        return {name: value for name, value in known.items() if value is not None}

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
+from treeopt.files.fields import Amount, NotNegative
 from treeopt.records.bootstrap import interval95, stderr
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
 
 Z95 = 1.959964  # half of a 95 % interval in standard errors
 NEGLIGIBLE = 0.005  # share of a speed that does not matter
@@ -65,12 +71,41 @@ class Estimate(float):
             return False
         return not self.low <= 1 <= self.high or 1 - NEGLIGIBLE < self.low <= self.high < 1 + NEGLIGIBLE
 
+    @property
+    def record(self) -> dict[str, float]:
+        """The object that files have for it, without what is not known."""
+        return {name: float(number) for name, number in vars(self).items() if number is not None}
+
     def __str__(self) -> str:
         if self.low is not None:
             return f"{self:.2f} [{self.low:.2f}, {self.high:.2f}]"
         return f"{self:.2f}" + ("" if self.stderr is None else f" ±{self.stderr:.2f}")
 
 
-def figure(estimate: Estimate | None) -> dict[str, float] | None:
-    """An estimate as documents have it: its value and the ends of its interval."""
-    return None if estimate is None else {"value": estimate.value, "low": estimate.ends[0], "high": estimate.ends[1]}
+@dataclass(frozen=True)
+class Estimated:
+    """Annotates an estimate of a file: the object ``{"value", "stderr", "low", "high"}``, or the value alone.
+
+    number : type of the value · ends : type of the ends of the interval
+    """
+
+    number: Any
+    ends: Any = Amount
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema
+
+        types = {"value": self.number, "stderr": NotNegative, "low": self.ends, "high": self.ends}
+        fields = {
+            name: core_schema.typed_dict_field(handler.generate_schema(kind), required=name == "value")
+            for name, kind in types.items()
+        }
+        parts = core_schema.no_info_before_validator_function(_parts, core_schema.typed_dict_schema(fields))
+        return core_schema.no_info_after_validator_function(lambda known: Estimate(**known), parts)
+
+
+def _parts(record: Any) -> Any:
+    """The parts of an estimate that are known."""
+    if not isinstance(record, dict):
+        return {"value": record}
+    return {name: part for name, part in record.items() if part is not None}

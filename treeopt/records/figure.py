@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass, field, replace
-from math import nan
-from typing import Annotated
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
-from pydantic import Field, GetPydanticSchema, PlainValidator
+from pydantic import BeforeValidator, Field, PlainValidator
 
-from treeopt.files.fields import Amount, NotNegative, Positive, rule
-from treeopt.records.estimate import Estimate
+from treeopt.files.fields import Amount, Positive, rule
+from treeopt.records.estimate import Estimate, Estimated
 from treeopt.trees.draft import Draft, draft_of
 
+
+def with_draft(record: Any) -> Any:
+    """An object of a file, which has the keys of its draft among its own, with the draft beside them."""
+    return {**record, "draft": draft_of(record)} if isinstance(record, dict) else record
+
+
+FLAT = BeforeValidator(with_draft)  # annotates whatever has a draft
 AnyDraft = Annotated[Draft, PlainValidator(draft_of)]
 Rate = Annotated[float, Field(ge=1, allow_inf_nan=False), rule("a number of at least 1")]  # tokens per step
-# Files have the numbers alone, and their errors apart.
-EstimatedRate = Annotated[Estimate, GetPydanticSchema(lambda source, handler: handler.generate_schema(Rate))]
-EstimatedAmount = Annotated[Estimate, GetPydanticSchema(lambda source, handler: handler.generate_schema(Amount))]
-FiledErrors = dict[str, NotNegative | None]
-FiledEnds = dict[str, tuple[Amount, Amount] | None]
-ESTIMATES = ("tokens_per_step", "step_ms", "tokens_per_s", "speedup", "over_chosen")
-SHOWN = ("size", "depth", "tokens_per_s", "speedup")
+EstimatedRate = Annotated[Estimate, Estimated(Rate)]
+EstimatedAmount = Annotated[Estimate, Estimated(Amount)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +33,9 @@ class Figure:
     rows_per_step : rows verified on average, root included; None where every step verifies as many as it may
     tokens_per_s  : tokens per second of the whole batch
     speedup       : tokens per second over those of plain decoding
-    over_chosen   : throughput over that of the draft that was chosen beside it; its value is that of `over`
+    over_chosen   : throughput over that of the draft that was chosen beside it
 
-    Of tokens_per_s, speedup and over_chosen the errors alone are given: their values follow from the other numbers. Files have
-    all errors under ``stderr`` and ``interval95``, by the names of the numbers.
+    Of tokens_per_s and speedup the errors alone are read: their values follow from the other numbers.
 
     >>> from treeopt.trees.tree import Tree
     >>> figure = Figure(draft=Tree.chain(2), batch_size=4, tokens_per_step=Estimate(1.8), step_ms=Estimate(6.0), plain_ms=5.0)
@@ -43,29 +43,28 @@ class Figure:
     3 1200.00 1.50
     """
 
-    draft: AnyDraft
     batch_size: Positive
+    draft: AnyDraft
     tokens_per_step: EstimatedRate
     step_ms: EstimatedAmount | None = None
     plain_ms: Amount | None = None
-    rows_per_step: Rate | None = None
     tokens_per_s: EstimatedAmount | None = None
     speedup: EstimatedAmount | None = None
     over_chosen: EstimatedAmount | None = field(default=None, compare=False)
-    stderr: InitVar[FiledErrors | None] = None
-    interval95: InitVar[FiledEnds | None] = None
+    rows_per_step: Rate | None = None
 
-    def __post_init__(self, stderr: FiledErrors | None, interval95: FiledEnds | None) -> None:
-        values = {name: getattr(self, name) for name in ESTIMATES}
-        values["tokens_per_s"] = self.step_ms and 1e3 * self.batch_size * self.tokens_per_step / self.step_ms
-        values["speedup"] = self.overhead and self.tokens_per_step / self.overhead
-        if interval95 and interval95.get("over_chosen"):
-            values["over_chosen"] = nan
+    def __post_init__(self) -> None:
+        values = {
+            "tokens_per_step": self.tokens_per_step,
+            "step_ms": self.step_ms,
+            "tokens_per_s": self.step_ms and 1e3 * self.batch_size * self.tokens_per_step / self.step_ms,
+            "speedup": self.overhead and self.tokens_per_step / self.overhead,
+        }
         for name, value in values.items():
             known = getattr(self, name)
-            if not isinstance(known, Estimate):
-                known = Estimate(nan, (stderr or {}).get(name), *((interval95 or {}).get(name) or ()))
-            object.__setattr__(self, name, None if value is None else replace(known, value=float(value)))
+            if value is not None:
+                value = replace(known, value=float(value)) if isinstance(known, Estimate) else Estimate(float(value))
+            object.__setattr__(self, name, value)
 
     @property
     def size(self) -> int:
@@ -98,17 +97,8 @@ class Figure:
         ratio = self.rate / chosen.rate
         return Estimate(ratio) if self.over_chosen is None else replace(self.over_chosen, value=ratio)
 
-    @property
-    def record(self) -> dict[str, object]:
-        """The figure as files have it; what follows from its numbers stands under "shown"."""
-        known = {name: estimate for name in ESTIMATES if (estimate := getattr(self, name)) is not None}
-        parts = {**vars(self), "draft": self.draft.record, "size": self.size, "depth": self.depth}
-        parts |= {name: estimate.value for name, estimate in known.items()}
-        parts["stderr"] = {name: estimate.stderr for name, estimate in known.items() if estimate.stderr is not None}
-        parts["interval95"] = {name: [*estimate.ends] for name, estimate in known.items() if estimate.low is not None}
-        parts["shown"] = {name: part for name in SHOWN if (part := parts.pop(name)) is not None}
-        del parts["over_chosen"]
-        return {name: part for name, part in parts.items() if part not in (None, {})}
+
+FigureOfFile = Annotated[Figure, FLAT]
 
 
 def fastest(figures: Sequence[Figure]) -> Figure | None:

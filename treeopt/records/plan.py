@@ -4,18 +4,18 @@ Each class below is an object of the file, its fields are the object's keys; Non
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal, Protocol, TypeVar
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.files.fields import Amount, Count, Positive, Share
+from treeopt.files.fields import Amount, Count, Positive, Share, from_list
 from treeopt.records.display import Exported, one_line, viewer
 from treeopt.records.estimate import Estimate
 from treeopt.records.exchange import ExportOptions
-from treeopt.records.figure import Figure, fastest
+from treeopt.records.figure import FLAT, Figure, FigureOfFile, fastest
 from treeopt.records.origins import DrafterRecord, JsonRecord, Provenance, RuleRecord, Runtime
 from treeopt.trees.draft import Draft, draft_tree
 from treeopt.trees.shapes import Limits
@@ -25,6 +25,7 @@ ROOT = Tree.chain(0)
 Beyond = Literal["off", "last"]  # what a schedule does above the largest batch size that was searched
 EXACT = "plain, exact"  # plain decoding by an engine that is told to be exact, where the same one as it comes is faster
 DraftT = TypeVar("DraftT")  # unbound: the type checker asks for bounds before it knows what Draft has
+Gain = Annotated[tuple[Annotated[Choice, BeforeValidator(from_list)], float], BeforeValidator(from_list)]
 Ranges = tuple[tuple[int, int | None, DraftT], ...]  # (from, to, draft) of batch sizes: from 1 on, the last without end
 
 
@@ -58,10 +59,11 @@ class Basis:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class PlanEntry:
+class PlanEntry(Figure):
     """The chosen draft for one batch size; a draft of a single row means "do not speculate".
 
-    chosen        : its tokens per step are held-out (cross-fitted replay) where the plan was made from a trace
+    Its tokens per step are held-out (cross-fitted replay) where the plan was made from a trace.
+
     others        : kind ("tree", "chain", "dynamic") to the best draft of that kind, without the chosen kind; and `EXACT`
     growth_order  : (path, gain [tokens per step]) of the best fixed tree's nodes, then of the nodes up to the whole budget
     tied_sizes    : sizes that the data cannot tell from the fastest; where one draft serves a mix, over the mix
@@ -70,25 +72,27 @@ class PlanEntry:
     curve         : the best fixed tree of every size; the settings that were compared, where text is copied
     """
 
-    batch_size: Positive
     context_tokens: Count | None = None
-    chosen: Figure
-    others: dict[str, Figure] = field(default_factory=dict)
-    growth_order: list[tuple[Choice, float]] = field(default_factory=list)
-    basis: Basis = Basis()
     tied_sizes: list[Positive] = field(default_factory=list)
-    runner_up: Figure | None = None
     accepted: list[Share] = field(default_factory=list)
-    groups: dict[str, Figure] = field(default_factory=dict)
-    curve: list[Figure] = field(default_factory=list)
+    basis: Basis = Basis()
     warnings: list[str] = field(default_factory=list)
+    runner_up: FigureOfFile | None = None
+    others: dict[str, FigureOfFile] = field(default_factory=dict)
+    groups: dict[str, FigureOfFile] = field(default_factory=dict)
+    growth_order: list[Gain] = field(default_factory=list)
+    curve: list[FigureOfFile] = field(default_factory=list)
 
     __repr__ = one_line
 
     @property
-    def draft(self) -> Draft:
-        """What is to be verified in every step."""
-        return self.chosen.draft
+    def chosen(self) -> Figure:
+        """What its draft reaches, alone."""
+        return Figure(**{part.name: getattr(self, part.name) for part in fields(Figure)})
+
+    def served(self, figure: Figure) -> "PlanEntry":
+        """The entry with another draft."""
+        return replace(self, **vars(figure))
 
     @property
     def tree(self) -> Tree:
@@ -97,18 +101,13 @@ class PlanEntry:
         return draft_tree(best.draft) if best else ROOT
 
     @property
-    def speedup(self) -> Estimate | None:
-        """Tokens per second of the chosen draft over plain decoding's; None where no latency is known."""
-        return self.chosen.speedup
-
-    @property
     def speculates(self) -> bool:
         """Whether more than plain decoding was chosen."""
-        return self.chosen.size > 1
+        return self.size > 1
 
     def best(self, kind: str) -> Figure | None:
         """The best draft of a kind, which may be the chosen draft (a chain is a tree, too); None where none is known."""
-        chosen = self.chosen.draft.kind
+        chosen = self.draft.kind
         return self.chosen if chosen == kind or (chosen, kind) == ("chain", "tree") else self.others.get(kind)
 
     def serving(self, takes: Callable[[Draft], bool]) -> Figure:
@@ -125,7 +124,7 @@ class PlanEntry:
 
     @property
     def plain(self) -> Figure:
-        rate, ms = Estimate(1.0), self.chosen.plain_ms
+        rate, ms = Estimate(1.0), self.plain_ms
         step_ms = None if ms is None else Estimate(ms)
         return Figure(draft=ROOT, batch_size=self.batch_size, tokens_per_step=rate, step_ms=step_ms, plain_ms=ms)
 
@@ -231,7 +230,8 @@ class Plan(JsonRecord):
     """
 
     file_kind = "plan"
-    entries: Annotated[tuple[PlanEntry, ...], Field(min_length=1)]
+    first_keys = ("entries", "schedule", "mix_tokens_per_s", "mix_speedup")
+    entries: Annotated[tuple[Annotated[PlanEntry, FLAT], ...], Field(min_length=1)]
     objective: str | None = None
     drafter: DrafterRecord | None = None
     acceptance: RuleRecord | None = None
@@ -274,11 +274,7 @@ class Plan(JsonRecord):
 
         if all(not entry.speculates or takes(entry.draft) for entry in self.entries):
             return self
-        figures = [entry.serving(takes) for entry in self.entries]
-        entries = tuple(
-            entry if figure is entry.chosen else replace(entry, chosen=figure)
-            for entry, figure in zip(self.entries, figures, strict=True)
-        )
+        entries = tuple(entry.served(entry.serving(takes)) for entry in self.entries)
         return replace(self, entries=entries, schedule=[])
 
     def with_warnings(self, warnings: Sequence[str]) -> "Plan":
@@ -311,10 +307,16 @@ class Plan(JsonRecord):
         return sum(self.mix[size] * rate for size, rate in rates.items()) / sum(self.mix.values())
 
     @property
-    def mix_speedup(self) -> float | None:
+    def mix_tokens_per_s(self) -> Estimate | None:
+        """Mean tokens per second of one draft for a mix, over the time."""
+        ours = self.over_mix(lambda e: e)
+        return None if ours is None else Estimate(ours)
+
+    @property
+    def mix_speedup(self) -> Estimate | None:
         """Tokens per second of one draft for a mix over those of plain decoding in the same mix."""
-        ours, plain = self.over_mix(lambda e: e.chosen), self.over_mix(lambda e: e.plain)
-        return None if ours is None or plain is None else ours / plain
+        ours, plain = self.over_mix(lambda e: e), self.over_mix(lambda e: e.plain)
+        return None if ours is None or plain is None else Estimate(ours / plain)
 
     @property
     def break_even(self) -> int | None:
@@ -360,9 +362,3 @@ class Plan(JsonRecord):
     def notes(self) -> list[str]:
         """What to beware of, each sentence once, with the batch sizes that it is for."""
         return by_batch_size({entry.batch_size: entry.warnings for entry in self.entries})
-
-    @property
-    def shown(self) -> dict[str, object]:
-        parts = [{"from": part.first, "to": part.last} for part in self.schedule]
-        mix = {"tokens_per_s": self.over_mix(lambda e: e.chosen), "speedup": self.mix_speedup}
-        return {"schedule": parts, **({"mix": mix} if self.mix else {})}

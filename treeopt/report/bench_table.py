@@ -29,7 +29,7 @@ def bench_tables(bench: Benchmark) -> list[Table]:
     columns = [
         Column("contender", lambda c: label(bench, c.name), names=True),
         Column("rows", lambda c: str(c.size)),
-        Column("tokens/step\npredicted", lambda c: pm(c.predicted.tokens_per_step), spare=1),
+        Column("tokens/step\npredicted", lambda c: pm(c.predicted_tokens_per_step), spare=1),
         Column("tokens/step\nmeasured", lambda c: pm(c.rate_of())),
         Column("\ntokens/s", lambda c: pm(c.tokens_per_s, 0)),
         Column("speedup\n[95 % interval]", lambda c: str(bench.speedup(c.name) or "–")),
@@ -47,8 +47,8 @@ def _quality_table(bench: Benchmark) -> Table:
     """A row for each contender: how likely its texts are by the target, and how many changed."""
     columns = [
         Column("contender", lambda row: label(bench, row[0]), names=True),
-        Column("log-likelihood\n[nats per token]", lambda row: pm(row[1].log_likelihood, 3)),
-        Column("over plain answers\n[nats per token]", lambda row: pm(row[1].difference, 3)),
+        Column("log-likelihood\n[nats per token]", lambda row: pm(row[1].log_likelihood_nats_per_token, 3)),
+        Column("over plain answers\n[nats per token]", lambda row: pm(row[1].difference_nats_per_token, 3)),
         Column("answers\nchanged", lambda row: f"{row[1].changed_answers_share:.0%}"),
         Column("tokens\nchanged", lambda row: f"{row[1].changed_tokens_share:.0%}"),
     ]
@@ -146,7 +146,8 @@ def text_price(acceptance: Mapping[str, Any] | None, bench: Benchmark | None) ->
     quality = (bench.quality or {}).get(bench.judged) if bench else None
     if quality is None:
         return "What the rule costs in text is not measured yet."
-    apart, is_less = replace(quality.difference, value=abs(quality.difference)), quality.difference <= 0
+    difference = quality.difference_nats_per_token
+    apart, is_less = replace(difference, value=abs(difference)), difference <= 0
     return (
         f"By the target's own probabilities, texts of the chosen tree are {pm(apart, 3)} nats per token "
         f"{'less' if is_less else 'more'} likely than plain answers; {quality.changed_answers_share:.0%} of the answers "

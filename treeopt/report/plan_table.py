@@ -38,7 +38,7 @@ def trees_table(plan: Plan, caption: str = "") -> Table:
     if plan.mix:
         shares = [plan.mix[entry.batch_size] / sum(plan.mix.values()) for entry in plan.entries]
         rows = [(f"{cells[0]} ({share:.0%})", *cells[1:]) for cells, share in zip(rows, shares, strict=True)]
-    if (total := plan.over_mix(lambda e: e.chosen)) is not None:
+    if (total := plan.mix_tokens_per_s) is not None:
         of_mix = [] if plan.part else [pm(total, 0)]
         rows.append(("mix", *rows[0][1 : -2 - len(of_mix)], "–", *of_mix, pm(plan.mix_speedup)))
     title = "One tree for the mix of loads" if plan.mix else "The best tree for each batch size"

@@ -53,10 +53,9 @@ def _survival_table(calibration: Calibration) -> RenderableType:
     title = "Survival of a chain"
     title += f": {info['drafts']:,} drafts" if info.get("drafts") else ""
     title += f" of {info['requests']:,} requests" if info.get("drafts") and info.get("requests") else ""
-    errors = info.get("survival_stderr") or [None] * calibration.num_heads
     columns = [
         Column("depth", lambda k: str(k + 1), names=True),
-        Column("all right so far", lambda k: pm(Estimate(info["survival"][k], errors[k]), 3)),
+        Column("all right so far", lambda k: pm(info["survival"][k], 3)),
         Column("of those right before", lambda k: pm(accept[k] if calibration.trials[k] else None, 3)),
         Column("trials", lambda k: str(calibration.trials[k]) if info.get("drafts") else "–"),
     ]
@@ -81,15 +80,11 @@ def _group_table(groups: Mapping[str, Mapping[str, Any]], num_heads: int) -> Tab
         hits, trials = groups[name]["hits"][k][0], groups[name]["trials"][k]
         return pm(hits / trials if trials else None, 3)
 
-    def rate(name: str) -> str:
-        rate = groups[name].get("tokens_per_step")
-        return pm(None if rate is None else Estimate(rate, groups[name].get("tokens_per_step_stderr")))
-
     columns = [
         Column("group", str, names=True),
         Column("answers", lambda name: str(groups[name]["sequences"])),
         *(Column(f"head {k + 1}", partial(top1, k=k), spare=k) for k in range(num_heads)),
-        Column("tokens/step", rate),
+        Column("tokens/step", lambda name: pm(groups[name].get("tokens_per_step"))),
     ]
     return Table("By group: accuracy at rank 0, held-out tokens per step with 64 rows", columns, groups)
 

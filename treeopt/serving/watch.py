@@ -343,5 +343,5 @@ class Tuned(Displayed):
         plain = [{"batch_size": n, "step_ms": one.step_ms} for n, one in self.plain.items()]
         names = ("engine", "model", "tokens_per_step", "survival", "command", "unknown")
         known = {name: getattr(self, name) for name in names}
-        known["over_plain"] = document(self.over_plain)
-        return {"schema": schema("tuned"), **known, "paces": sizes, "plain": plain}
+        known["over_plain"] = self.over_plain
+        return {"schema": schema("tuned"), **document(known), "paces": sizes, "plain": plain}

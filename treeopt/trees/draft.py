@@ -8,13 +8,13 @@ A tree over marginals is built anew too, of guesses that do not depend on others
 the likeliest paths, as if depths were independent (DDTree, algorithm 1).
 
 A new kind has the properties of `Draft`, a line in `RECORDS`, its replay in `treeopt.growth.replay` and its nodes in a
-drafter's file. In files a draft is an object:
+drafter's file. In files a draft has ``rows`` and ``depth``, and
 
-    {"medusa_choices": [[0], [0, 0]]}      a fixed tree
-    {"levels": 3, "topk": 4, "rows": 16}   a dynamic tree
-    {"depth": 5, "width": 8, "rows": 16}   a tree over marginals
-    {"copies": "vllm:suffix", "settings": {...}, "rows": 13, "depth": 12}    what a drafter that copies text finds, at most
-    {"rows": 16, "depth": 3}               a tree of which only the size is known
+    medusa_choices     a fixed tree, from which both follow
+    levels, topk       a dynamic tree
+    width              a tree over marginals
+    copies, settings   what a drafter that copies text finds, at most
+    nothing else       a tree of which only the size is known
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class Numbers:
     """The base of drafts that a few numbers describe."""
 
     rows: int
+    depth: int
 
     def __len__(self) -> int:
         return self.rows
@@ -86,7 +87,7 @@ class Numbers:
 
     @property
     def record(self) -> dict[str, object]:
-        return dict(vars(self))
+        return {"rows": self.rows, "depth": self.depth, **vars(self)}
 
 
 @dataclass(frozen=True, order=True)
@@ -187,7 +188,7 @@ class CopiedText(Numbers):
     name = property(lambda self: " ".join([self.drafter, *(f"{option}={value}" for option, value in self.settings)]))
 
     record = property(
-        lambda self: {"copies": self.drafter, "settings": self.options, "rows": self.rows, "depth": self.depth}
+        lambda self: {"rows": self.rows, "depth": self.depth, "copies": self.drafter, "settings": self.options}
     )
 
 

@@ -157,7 +157,7 @@ class Tree:
     @property
     def record(self) -> dict[str, object]:
         """The object that files have for it."""
-        return {"medusa_choices": self.choices}
+        return {"rows": len(self), "depth": self.depth, "medusa_choices": self.choices}
 
     @property
     def choices(self) -> list[list[int]]:

@@ -28,6 +28,7 @@ from treeopt.errors import InvalidInput
 from treeopt.records.bootstrap import conversation_draws, stderr
 from treeopt.records.calibration import ENGINE_LOG, STEPS_WITHOUT
 from treeopt.records.drafters import COUNTED
+from treeopt.records.estimate import Estimate
 from treeopt.trees.tree import MOST_DEPTH, IntArray
 
 Floats = NDArray[np.float64]
@@ -188,6 +189,7 @@ class CountedDrafts:
         # Other drafters always draft, unless a schedule tells them not to at some batch sizes.
         if tokens is None and (kind is None or ends_itself):
             tokens = self.tokens
+        known_errors = np.hypot(errors, unsure).tolist() if self.are_counted else [None] * len(hits)
         without = None if tokens is None else steps_without_draft(tokens, drafts + int(hits.sum()))
         calibration.meta.update(
             source=ENGINE_LOG,
@@ -199,8 +201,7 @@ class CountedDrafts:
             by_length=parts(groups, own) if len(lengths) > 1 and len(own) == len(groups) else None,
             steps_without_draft=without,
             ends_are_misses=ends_itself,
-            survival=np.cumprod(calibration.accept[:, 0]).tolist(),
-            survival_stderr=np.hypot(errors, unsure).tolist() if self.are_counted else None,
+            survival=[*map(Estimate, np.cumprod(calibration.accept[:, 0]).tolist(), known_errors)],
             survival_stderr_is_optimistic=not clustered,
             groups=parts(groups, names) if any(names) else None,
         )

@@ -15,7 +15,6 @@ import numpy as np
 from treeopt.errors import InvalidInput
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.drafters import depth_noun
-from treeopt.records.estimate import Estimate
 from treeopt.report.figures import style
 from treeopt.report.figures.chart import HEIGHT, Chart, Panel, Series, along, intervals, over, wilson
 from treeopt.report.figures.style import Look
@@ -96,9 +95,9 @@ def groups_chart(groups: Mapping[str, Mapping[str, Any]], info: Mapping[str, Any
     looks = style.each(heads, "measured")
     marks = [along(str(k + 1), y + dodge[k], top1[:, :, k], **looks[k]) for k in range(heads)]
     panels = [Panel(marks, share, "group (sequences)", xlim=(0, None), **named)]
-    rates, errors = ([group.get(name) for _, group in found] for name in ("tokens_per_step", "tokens_per_step_stderr"))
+    rates = [group.get("tokens_per_step") for _, group in found]
     if None not in rates:
-        known = intervals(map(Estimate, rates, errors))
+        known = intervals(rates)
         low, high = min(1.0, float(known.min())), float(known.max())
         marks = [along("", y, known, **style.KINDS["predicted"])]
         panels.append(

@@ -62,7 +62,7 @@ def contenders_chart(bench: Benchmark) -> Chart:
     contenders = bench.contenders
     rows = [f"{style.short(label(bench, contender.name))} ({contender.size})" for contender in contenders]
     rates: dict[str, list[float | None]] = {
-        "predicted": [contender.predicted.tokens_per_step for contender in contenders],
+        "predicted": [contender.predicted_tokens_per_step for contender in contenders],
         "replayed": [contender.replayed_tokens_per_step for contender in contenders],
         "measured": [contender.tokens_per_step for contender in contenders],
     }

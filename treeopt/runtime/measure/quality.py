@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
 from treeopt.records.contender import Quality
+from treeopt.records.estimate import Estimate
 from treeopt.runtime.drafters.states import states_at_once
 from treeopt.runtime.measure.ranks import read_answers
 from treeopt.runtime.setup import Setup
@@ -59,14 +60,14 @@ def measure_quality(
         lengths = np.bincount(cluster, [len(answer) for answer in answers])
         samples.append(drawn_rates(sums, lengths, draws))
         found[f"{name}tokens"] = int(lengths.sum())
-        found[f"{name}log_likelihood_nats_per_token"] = float(sums.sum() / lengths.sum())
-        found[f"{name}log_likelihood_nats_per_token_stderr"] = stderr(samples[-1], draws.shape[1])
+        error = stderr(samples[-1], draws.shape[1])
+        found[f"{name}log_likelihood_nats_per_token"] = Estimate(float(sums.sum() / lengths.sum()), error)
     pairs = [(list(text), list(other)) for text, other in zip(texts, reference, strict=True)]
     matchers = [difflib.SequenceMatcher(None, text, other, autojunk=False) for text, other in pairs]
     same = sum(block.size for matcher in matchers for block in matcher.get_matching_blocks())
     return Quality(
         answers=len(prompts),
-        difference_nats_per_token_stderr=stderr(samples[0] - samples[1], draws.shape[1]),
+        difference_nats_per_token=Estimate(0.0, stderr(samples[0] - samples[1], draws.shape[1])),
         changed_tokens_share=1 - 2 * same / sum(len(text) + len(other) for text, other in pairs),
         changed_answers_share=float(np.mean([text != other for text, other in pairs])),
         **found,
