@@ -114,3 +114,16 @@ def test_a_draft_model_is_loaded_as_the_target_is(tmp_path):
     assert (drafter.kind, drafter.num_heads, drafter.vocab_size) == ("draft-model", 2, VOCABULARY)
     with pytest.raises(InvalidInput, match="must have the target's tokens"):
         load_draft_model(str(tmp_path), named("big", a=0))
+
+
+def test_model_without_heads(tmp_path):
+    """A model without heads is told what to name or train; a drafter that is none is told which layouts are read."""
+    model = tiny_model()
+    model.save_pretrained(tmp_path)
+    bare = Target(model, name=str(tmp_path))
+    with pytest.raises(
+        InvalidInput, match=r"has no heads of its own: name heads.*as drafter, or train heads: treeopt train --model"
+    ):
+        open_drafter(None, bare)
+    with pytest.raises(InvalidInput, match="must hold heads in a layout"):
+        open_drafter(str(tmp_path), bare)

@@ -350,3 +350,30 @@ def test_a_damaged_recording_is_one_sentence(run, plain, tmp_path, old, new):
     with lying(Engine(SURVIVAL, 0.002)) as server:
         code, _, said = invoke("tune", server.url, "--minutes", MINUTES, "--plain", path, "--run", run.path)
     assert (code, said.count("treeopt: "), len(said.splitlines()) < 9) == (1, 1, True)
+
+
+def test_a_server_that_loads_its_model_is_waited_for(run, caplog):
+    """llama-server answers with status 503 until then; a server that never ends is not waited for longer than is said."""
+    engine, left = Engine(SURVIVAL, 0.002), [3]
+
+    def loading(path: str) -> bytes:
+        left[0] -= 1
+        return (
+            engine(path) if left[0] < 0 else page('{"error": {"message": "Loading model"}}', "503 Service Unavailable")
+        )
+
+    caplog.set_level("INFO")
+    with lying(loading) as server:
+        found = tune(run, server.url, Watching(minutes=MINUTES, drafter="eagle3"))
+    assert found.tokens_per_step == pytest.approx(2.5, rel=0.01)
+    (waited,) = [record.message for record in caplog.records if "Waiting for it" in record.message]
+    assert "Loading model" in waited
+
+
+def test_a_server_that_never_has_its_model_is_given_up(run, monkeypatch):
+    monkeypatch.setattr(watch, "LOADING_S", 0.05)
+    with (
+        lying(lambda path: page("Loading model", "503 Service Unavailable")) as server,
+        pytest.raises(TreeoptError, match="Loading model"),
+    ):
+        tune(run, server.url, Watching(minutes=MINUTES))

@@ -274,7 +274,8 @@ class Server(AbstractAsyncContextManager[Any]):
         if status != 200:
             pieces = [piece async for piece in self._pieces(response, MOST_PAGE_BYTES)]
             message = self._message(b"".join(pieces).decode("utf-8", "replace"))
-            raise Unsupported(f"{place} must answer with status 200, but did with {status}: {message}.")
+            kind = Loading if status == 503 else Unsupported
+            raise kind(f"{place} must answer with status 200, but did with {status}: {message}.")
         if response.headers.get("content-encoding", "identity") != "identity":
             raise InvalidInput(f"{place} was asked for as it is, but answers packed: ask the server directly.")
 
@@ -292,6 +293,10 @@ class Server(AbstractAsyncContextManager[Any]):
 
 class NoSuchPage(Unsupported):
     """The server is up, but does not have what was asked for."""
+
+
+class Loading(Unsupported):
+    """The server is up, but does not serve yet."""
 
 
 def run_async(task: Callable[[], Awaitable[T]]) -> T:

@@ -27,14 +27,16 @@ from pydantic import Field
 from treeopt.engines.measured.exposition import COUNTERS, Series, is_exposition, series_of
 from treeopt.engines.measured.survival import MOST_DRAFTS
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
+from treeopt.files.notes import note
 from treeopt.files.storage import document, read_json, schema, typed, write_json
 from treeopt.records.bootstrap import conversation_draws, interval95
 from treeopt.records.calibration import Calibration
 from treeopt.records.display import Displayed
 from treeopt.records.estimate import Estimate
-from treeopt.serving.client import NoSuchPage, Server
+from treeopt.serving.client import Loading, NoSuchPage, Server
 from treeopt.trees.tree import MOST_DEPTH
 
+LOADING_S = 300.0  # that a server may take to load its model
 EVERY_S, BLOCK_S = 1.0, 10.0  # between looks; of what the bootstrap draws, since neighbours are alike
 MOST_BETWEEN_S = 30.0  # two looks that are counted for one load
 ALIKE = 0.1  # by which running requests may differ between two looks that count for one number of them
@@ -268,7 +270,23 @@ def _believed(block: Floats, guesses: int, running: int) -> Floats | None:
 
 
 async def find_counters(server: Server) -> tuple[str, Recording]:
-    """The page that has a server's counters, and a recording with the first look at it."""
+    """The page that has a server's counters, and a recording with the first look at it, once the server has loaded its model."""
+    import anyio
+
+    begin, is_noted = anyio.current_time(), False
+    while True:
+        try:
+            return await _counters_of(server)
+        except Loading as error:
+            if anyio.current_time() > begin + LOADING_S:
+                raise
+            if not is_noted:
+                note(f"{error} Waiting for it, {LOADING_S:g} s at most.")
+            is_noted = True
+            await anyio.sleep(EVERY_S)
+
+
+async def _counters_of(server: Server) -> tuple[str, Recording]:
     for page in PAGES:
         try:
             text = await server.metrics(page)

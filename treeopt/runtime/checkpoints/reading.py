@@ -273,6 +273,10 @@ def load_heads(path_or_id: str, base: Base, revision: str | None = None) -> Load
     return open_checkpoint(path_or_id, revision).load(base)
 
 
+class NoHeads(InvalidInput):
+    """A file or folder without heads in a layout that is read."""
+
+
 def open_checkpoint(path_or_id: str, revision: str | None = None) -> Checkpoint:
     """Find and recognise a checkpoint by its names; no tensor of safetensors is read."""
     stored = find_tensors(find_checkpoint(path_or_id, revision))
@@ -283,6 +287,4 @@ def open_checkpoint(path_or_id: str, revision: str | None = None) -> Checkpoint:
     names = sorted(stored.parts)
     shown = ", ".join(map(quoted, names[:3])) + " ..." * (len(names) > 3)
     layouts = ", ".join(LAYOUTS)
-    raise InvalidInput(
-        f"{stored.origin} must hold heads in a layout ({layouts}), but its tensors are: {shown or 'none'}."
-    )
+    raise NoHeads(f"{stored.origin} must hold heads in a layout ({layouts}), but its tensors are: {shown or 'none'}.")

@@ -8,11 +8,13 @@ from typing import Any
 
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
+from treeopt.files.shell import command_line
 from treeopt.files.storage import sha256_of
 from treeopt.records.drafters import DRAFTERS
 from treeopt.records.origins import DrafterRecord
 from treeopt.runtime.checkpoints import Base, load_heads
 from treeopt.runtime.checkpoints.files import Settings, find_checkpoint
+from treeopt.runtime.checkpoints.reading import NoHeads
 from treeopt.runtime.drafters import part_of
 from treeopt.runtime.drafters.draft_model import DraftModel, load_draft_model
 from treeopt.runtime.drafters.medusa import check_bias
@@ -69,7 +71,15 @@ def open_drafter(
         return OpenDrafter(model, _record(model, name or where, weights))
     embedding = target.model.get_input_embeddings().weight
     base = Base(target.lm_head.weight, embedding, target.config, target.dtype, target.device, num_heads=depth)
-    loaded = load_heads(where, base, revision if where == target.name else None)
+    try:
+        loaded = load_heads(where, base, revision if where == target.name else None)
+    except NoHeads:
+        if name is not None:
+            raise
+        train = command_line("treeopt", "train", "--model", target.name, "--prompts", "PROMPTS", "-o", "HEADS")
+        raise NoHeads(
+            f"{target.name} has no heads of its own: name heads, a draft model or ngram as `drafter`, or train heads: {train}"
+        ) from None
     heads: Any = loaded.heads
     if depth is not None and heads.num_heads != depth:
         raise InvalidInput(
