@@ -5,16 +5,13 @@ import os
 import random
 import shutil
 import signal
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from treeopt import demo
-from treeopt.cli import cli
 from treeopt.files import storage, writing
 from treeopt.pipeline.train import TrainingJob, writing_heads
 from treeopt.records.calibration import Calibration
@@ -22,6 +19,7 @@ from treeopt.records.inputs import load_result, read_accuracies
 from treeopt.records.rundir import RunDirectory
 
 from .conftest import invoke, treeopt
+from .helpers.forked import COUNT, OUTPUT, end, start
 
 TWENTY = ("--num-prompts", 20, "--max-new-tokens", 8, "--batch-size", 1, "--dtype", "float64")
 SMALL = ("--num-prompts", 4, "--max-new-tokens", 8)
@@ -43,7 +41,6 @@ COMMANDS = {
     "run": ("run", "--overwrite", *SMALL, "--budget", 8, "--time-limit", 1, "--bench-prompts", 2),
 }
 MEASURED = ("profile", "bench", "run")  # whose figures are the clock's
-EVENTS = ("replace", "rename", "fsync", "unlink", "mkdir", "rmdir", "fdopen")  # of os
 OF_THE_MOMENT = {"time", "command", "seconds", "inputs"}
 
 
@@ -57,41 +54,9 @@ def prepare(folder: Path, base: Path) -> None:
     (folder / "treeopt-run" / ".mine.tmp").write_text("mine")
 
 
-def start(folder: Path, command: tuple[object, ...], *, die_at: int = 0) -> int:
-    """The process of a command, a copy of this one; it kills itself before the given event, where it has so many."""
-    sys.stdout.flush()
-    if pid := os.fork():
-        return pid
-    try:
-        os.chdir(folder)
-        seen = [0]
-        for name in EVENTS:
-            setattr(os, name, _counted(getattr(os, name), seen, die_at))
-        result = CliRunner().invoke(cli, list(map(str, command)))
-        Path(folder, "said").write_text(f"{result.output}\n{result.stderr}\n{result.exception!r}")
-        Path(folder, "events").write_text(str(seen[0]))
-        os._exit(result.exit_code)
-    finally:
-        os._exit(99)
-
-
-def _counted(function, seen, die_at):
-    def counted(*arguments, **options):
-        seen[0] += 1
-        if seen[0] == die_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*arguments, **options)
-
-    return counted
-
-
-def end(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
 def finish(folder: Path, command: tuple[object, ...]) -> None:
-    code = end(start(folder, command))
-    assert code == 0, (command, (folder / "said").read_text())
+    ended = end(start(folder, command))
+    assert ended.code == 0, (command, (folder / OUTPUT).read_text())
 
 
 def results(folder: Path, name: str) -> dict[str, object]:
@@ -104,7 +69,7 @@ def results(folder: Path, name: str) -> dict[str, object]:
 
     found: dict[str, object] = {}
     for file in sorted(folder.rglob("*")):
-        if not file.is_file() or file.name in ("said", "events"):
+        if not file.is_file() or file.name in (OUTPUT, COUNT):
             continue
         place = str(file.relative_to(folder))
         if name == "run" and ("export" in place or "figures" in place):
@@ -148,20 +113,20 @@ def test_sixty_kills_over_all_commands(tmp_path, demo_run, name):
     prepare(tmp_path / "undisturbed", demo_run)
     begun = time.monotonic()
     finish(tmp_path / "undisturbed", command)
-    seconds, events = time.monotonic() - begun, int((tmp_path / "undisturbed" / "events").read_text())
+    seconds, events = time.monotonic() - begun, int((tmp_path / "undisturbed" / COUNT).read_text())
     expected, killed = results(tmp_path / "undisturbed", name), 0
     kills = 2 if name == "run" else 4
     for number in range(kills):
         folder = tmp_path / str(number)
         prepare(folder, demo_run)
         if number < kills - 1:
-            code = end(start(folder, command, die_at=rng.randint(1, events)))
+            ended = end(start(folder, command, die_at=rng.randint(1, events)))
         else:
             pid = start(folder, command)
             time.sleep(rng.uniform(0.1, 0.9) * seconds)
             os.kill(pid, signal.SIGKILL)
-            code = end(pid)
-        killed += code == -signal.SIGKILL
+            ended = end(pid)
+        killed += ended.code == -signal.SIGKILL
         check_whole(folder)
         finish(folder, command)
         check_whole(folder)

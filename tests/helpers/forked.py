@@ -42,7 +42,7 @@ def start(folder: Path, command: tuple[object, ...], *, die_at: int = 0, is_boun
             setattr(os, name, _counted(getattr(os, name), seen, die_at))
         result = CliRunner().invoke(cli, list(map(str, command)))
         is_traceback = result.exception is not None and not isinstance(result.exception, SystemExit)
-        Path(folder, OUTPUT).write_text(f"{result.output}\n{result.stderr}\n{result.exception!r}")
+        Path(folder, OUTPUT).write_text(f"{result.output}{result.exception!r}")
         Path(folder, COUNT).write_text(str(seen[0]))
         os._exit(99 if is_traceback else result.exit_code)
     finally:
