@@ -18,7 +18,7 @@ from treeopt.pipeline.entrants import engine_entrants, own_entrants
 from treeopt.pipeline.logged import copied_entrants, prompts_of, some_requests, tried_drafts
 from treeopt.records.benchmark import block_prompts
 from treeopt.records.contender import Prompt
-from treeopt.records.inputs import inputs_of, not_a_check, stale_plan, timed_elsewhere
+from treeopt.records.inputs import inputs_of, not_a_check, read_timed, stale_plan, timed_elsewhere
 from treeopt.records.options import BenchOptions, CalibrateOptions
 from treeopt.records.origins import Origin, check_same_origin
 from treeopt.records.plan import Plan, PlanEntry
@@ -86,7 +86,7 @@ def _kept(run: RunDirectory, plan: Plan, result: Benchmark, batch_size: int, eng
     discard(run.partial(run.bench_in(engine).stem))
     if plain.tokens_per_s is None:
         note(f"Nothing was timed, since {plain.compared} prompts never fill a batch. {missing(result)}")
-    if where := timed_elsewhere(run, plan, result):
+    if where := timed_elsewhere(plan, read_timed(run, plan.inputs), result):
         note(not_a_check(where))
     return result
 

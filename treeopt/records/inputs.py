@@ -159,9 +159,12 @@ def stale_plan(run: RunDirectory, plan: Plan) -> list[str]:
     return [f"{sentence} Make it again with: {again}" for sentence in made_from(run, run.plan, plan.inputs)]
 
 
-def timed_elsewhere(run: RunDirectory, plan: Plan, bench: Benchmark) -> str:
-    """In what the plan's latencies (there) and the benchmark (here) differ; empty where it was decoded as they were timed."""
-    profile, decoded = read_timed(run, plan.inputs), bench.provenance or Provenance()
+def timed_elsewhere(plan: Plan, profile: LatencyProfile | None, bench: Benchmark) -> str:
+    """In what the plan's latencies (there) and the benchmark (here) differ; empty where it was decoded as they were timed.
+
+    profile : the plan's latencies, if at hand (`read_timed`)
+    """
+    decoded = bench.provenance or Provenance()
     timed = Origin.of_latencies({} if profile is None else profile.info, plan.runtime or {})
     engine = {"name": OURS, **(decoded.engine or {})}
     return ", ".join(same_origin(timed, Origin.of_latencies({"provenance": decoded}, engine)))

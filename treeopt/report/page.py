@@ -19,7 +19,7 @@ from treeopt.errors import OutOfRange
 from treeopt.files import storage, writing
 from treeopt.files.shell import command_line, printable
 from treeopt.records.benchmark import Benchmark
-from treeopt.records.inputs import made_from, model_and_drafter, not_a_check, timed_elsewhere
+from treeopt.records.inputs import made_from, model_and_drafter, not_a_check
 from treeopt.records.origins import Provenance
 from treeopt.records.plan import EXACT, Plan, PlanEntry
 from treeopt.records.rules import option_of
@@ -182,7 +182,7 @@ def write_report(run: RunDirectory, *, drawn: Sequence[Picture | str] | None = N
         plan=plan,
         about_plan=[sentence for sentence in (mixture(plan), schedule(plan)) if sentence],
         sections=sections,
-        engines=[(bench, _engine_notes(run, plan, bench)) for bench in engines.values()],
+        engines=[(bench, _engine_notes(inputs, bench)) for bench in engines.values()],
         origin=origin,
         stale=[*stale, *map(not_a_check, elsewhere)],
         against=doubts(plan) if plan.mix else [],
@@ -217,13 +217,13 @@ def _section(entry: PlanEntry, plan: Plan, inputs: Inputs, sources: Sources) -> 
     else:
         file = run.bench_of(entry.batch_size)
         sources.add_bench(file if file.exists() else run.bench, bench)
-        elsewhere = timed_elsewhere(run, plan, bench)
+        elsewhere = inputs.elsewhere(bench)
     return Section(plan=plan, entry=entry, bench=bench, missing=missing, elsewhere=elsewhere)
 
 
-def _engine_notes(run: RunDirectory, plan: Plan, bench: Benchmark) -> list[str]:
+def _engine_notes(inputs: Inputs, bench: Benchmark) -> list[str]:
     """Sentences on what a benchmark by another runtime does not show."""
-    where = timed_elsewhere(run, plan, bench)
+    where = inputs.elsewhere(bench)
     return [*filter(None, (bench.about_engine, not_a_check(where) if where else ""))]
 
 
@@ -278,7 +278,7 @@ def _deployment(run: RunDirectory, plan: Plan, inputs: Inputs, engines: Sequence
 
     None where no engine takes it, or where it was measured slower than plain decoding.
     """
-    benches = [*inputs.benches().values(), *(bench for bench in engines if not timed_elsewhere(run, plan, bench))]
+    benches = [*inputs.benches().values(), *(bench for bench in engines if not inputs.elsewhere(bench))]
     planned = plan.constraint.engine if plan.constraint else None
     able = [planned.name] if planned else runners((plan.drafter or {}).get("kind"))
     taken = first_taking(plan, able, Names(*model_and_drafter(run, plan)))

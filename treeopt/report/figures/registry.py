@@ -15,7 +15,7 @@ from treeopt.growth.probed import COVERAGE
 from treeopt.growth.source import source_of
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
-from treeopt.records.inputs import Accuracies, changed, read_grown_on, timed_elsewhere
+from treeopt.records.inputs import Accuracies, changed, read_grown_on, read_timed, timed_elsewhere
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory, maker
@@ -90,6 +90,15 @@ class Inputs:
             f"The plan was made from {names}, not in {self.run.path}. Run: {self.run.command('calibrate')}"
         )
 
+    @cached_property
+    def timed(self) -> LatencyProfile | None:
+        """The profile that the plan was made from, if it is at hand."""
+        return read_timed(self.run, self.plan.inputs)
+
+    def elsewhere(self, bench: Benchmark) -> str:
+        """In what the plan's latencies and a benchmark differ (`timed_elsewhere`)."""
+        return timed_elsewhere(self.plan, self.timed, bench)
+
     def bench(self, batch_size: int | None) -> Benchmark:
         """The benchmark of a batch size (the last one made, if None)."""
         if batch_size not in self._benches:
@@ -109,7 +118,7 @@ class Inputs:
         for size in (entry.batch_size for entry in self.plan.entries):
             with suppress(OutOfRange):
                 bench = self.bench(size)
-                if not changed(self.run, bench.inputs or {}) and not timed_elsewhere(self.run, self.plan, bench):
+                if not changed(self.run, bench.inputs or {}) and not self.elsewhere(bench):
                     found[size] = bench
         return found
 
