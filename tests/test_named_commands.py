@@ -11,7 +11,7 @@ from treeopt.arms.tuned import launch_lines
 from treeopt.engines.base import About, Names
 from treeopt.engines.plans import write_served
 from treeopt.engines.registry import method_of
-from treeopt.pipeline import export
+from treeopt.pipeline.export import export
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
@@ -90,3 +90,11 @@ def test_names_of_a_table():
     assert "\nvllm serve org/model --speculative-config" in line
     (line,), _ = launch_lines(decide_arms(Arms(arms=tuple(arms[:1]))), "vllm")
     assert line.endswith("\nvllm serve org/model")
+
+
+def test_files_in_commands(tmp_path):
+    """A printed command finds the files that it names from any folder; the file of commands lies beside them."""
+    written = export(run_of(tmp_path / "my run"), "neuron-medusa")[1]
+    folder = tmp_path / "my run" / "export" / "neuron-medusa"
+    assert f"--medusa-tree-json '{folder}/medusa_tree.json'" in written.command
+    assert "--medusa-tree-json medusa_tree.json" in (folder / "commands.sh").read_text()

@@ -10,6 +10,7 @@ kind     a kind of files that are imported, of an engine or of another tool
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from treeopt.engines.measured.files import Measurement
@@ -17,6 +18,7 @@ from treeopt.engines.measured.rates import PrintedRates
 from treeopt.engines.measured.survival import CountedDrafts
 from treeopt.engines.speculation import Speculation
 from treeopt.errors import InvalidInput
+from treeopt.files.shell import shell_word
 from treeopt.records.drafters import BLOCKS, DRAFTERS
 from treeopt.records.origins import Runtime
 from treeopt.records.plan import Ranges
@@ -106,6 +108,19 @@ class Written:
     notes: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
+
+    def command_in(self, folder: Path) -> str:
+        """The command, wherever it is started, once the files lie in a folder.
+
+        >>> Written(files={"options.yml": ""}, command="serve --config options.yml").command_in(Path("my run"))
+        "serve --config 'my run/options.yml'"
+        """
+        command = self.command
+        for name in self.files:
+            command = re.sub(
+                rf"(?<![\w./-]){re.escape(name)}(?![\w.-])", lambda match: shell_word(folder / match[0]), command
+            )
+        return command
 
 
 @dataclass(frozen=True, kw_only=True)

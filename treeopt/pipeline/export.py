@@ -53,7 +53,7 @@ def export(
     folder = run.export / engine
     if tree is not None:
         written = _export_tree(run, engine, named_tree(tree, batch_size=options.batch_size), options, heads)
-        return _write(folder, written.files), written
+        return _write(folder, written.files), replace(written, command=written.command_in(folder))
     if heads is not None:
         raise InvalidInput("`heads` goes with `tree`; a plan knows how many heads there are.")
     plan = run.read_plan()
@@ -135,10 +135,13 @@ def export_to(
         )
     if options.batch_size is not None or None in parts:
         (written,) = parts.values()
-        return _write_all(folder, {folder: written.files}), replace(written, notes=tuple(notes))
+        command = written.command_in(folder)
+        return _write_all(folder, {folder: written.files}), replace(written, command=command, notes=tuple(notes))
     folders = {size: folder / f"batch-size-{size}" for size in parts}
     paths = _write_all(folder, {folders[size]: part.files for size, part in parts.items()})
-    commands = (f"# Batch size {size}, in {shell_word(folders[size])}\n{part.command}" for size, part in parts.items())
+    commands = (
+        f"# Batch size {n}, in {shell_word(folders[n])}\n{part.command_in(folders[n])}" for n, part in parts.items()
+    )
     return paths, Written(files={}, command="\n".join(commands), notes=tuple(notes))
 
 

@@ -287,7 +287,9 @@ def _deployment(run: RunDirectory, plan: Plan, inputs: Inputs, engines: Sequence
     engine, written = taken
     lines = [command_line("treeopt", "export", "--to", engine, "--run", str(run.path))]
     for size, part in written.items():
+        folder = run.export / engine
         if size is not None:
             lines.append(f"# Batch size {size}")
-        lines.append(part.command)
+            folder /= f"batch-size-{size}"
+        lines.append(part.command_in(folder))
     return engine, "\n".join(lines)
