@@ -15,9 +15,17 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
+from tests.helpers.runs import make_run, some_bench
 from treeopt.cli import cli
 from treeopt.records.plan import Plan
+from treeopt.records.rundir import RunDirectory
+from treeopt.report.bench_table import bench_table
+from treeopt.report.figures.registry import FIGURES, Inputs
+from treeopt.report.latency_table import profile_table
+from treeopt.report.plan_table import plan_table
+from treeopt.report.tables import calibration_table
 
 ROOT = Path(__file__).resolve().parents[1]
 README, GALLERY = "README.md", "docs/gallery.md"
@@ -28,6 +36,7 @@ BLOCK = re.compile(
     r'(?: \((?P<stream>stderr|both streams)\)| \(from "(?P<first>.+?)" to "(?P<last>.+?)"\))? -->\n```text\n)[^`]*^```\n',
     re.MULTILINE,
 )
+DRAWING = ("style", "chart", "tree")  # modules of figures; the others compute what is drawn
 DRAWN_BY = re.compile(r"<!-- drawn by: (\w+) -->")
 GROUPS = (
     "calibrate --run groups --group-by module --num-prompts 96",
@@ -66,10 +75,13 @@ def without_models(block: re.Match[str]) -> bool:
     return bool(block["file"]) or block["words"].startswith("tune ") or " --calibration " in block["words"]
 
 
-def drawing_code() -> str:
-    """A name for the code that draws pictures, another one for other code."""
-    files = sorted((ROOT / "treeopt" / "report" / "figures").glob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+def drawn_by(folder: Path) -> str:
+    """A name for what draws pictures: the code that draws, and the words of the charts of a run that has everything."""
+    inputs = Inputs(make_run(folder))
+    charts = [repr(figure.compute(inputs, 1 if figure.per_batch_size else None)) for figure in FIGURES.values()]
+    words = {re.sub(r"[\d.,–-]+", "", word) for word in re.findall(r"'([^']*)'", "".join(charts))}
+    code = [(ROOT / "treeopt" / "report" / "figures" / f"{name}.py").read_text("utf-8") for name in DRAWING]
+    return hashlib.sha256("\n".join([*code, *sorted(words)]).encode()).hexdigest()[:16]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -85,6 +97,26 @@ def test_every_output_of_a_page_can_be_written_anew():
         text = (ROOT / page).read_text("utf-8")
         outputs = [block for block in BLOCK.finditer(text) if block["words"]]
         assert len(outputs) == text.count("<!-- output:") > 0, page
+
+
+def column_heads(text: str) -> list[tuple[str, ...]]:
+    """The heads of the columns of each table in a text; a head may take several lines."""
+    heads = []
+    for table in re.findall(r"^┏[━┳┓]+\n(.*?)^┡", text, re.MULTILINE | re.DOTALL):
+        lines = [line.strip("┃").split("┃") for line in table.splitlines()]
+        heads.append(tuple(" ".join(" ".join(parts).split()) for parts in zip(*lines, strict=True)))
+    return heads
+
+
+@pytest.mark.parametrize("page", [README, "docs/tutorial.md"])
+def test_tables_of_measured_runs_have_todays_columns(page, demo_run):
+    """`make pages` measures them anew. Of dynamic trees the run here has nothing."""
+    run, console = RunDirectory(demo_run), Console(width=100, markup=False)
+    with console.capture() as today:
+        console.print(calibration_table(run.read_calibration()), profile_table(run.read_profile()))
+        console.print(plan_table(run.read_plan()), bench_table(some_bench()))
+    page_heads = {heads for heads in column_heads((ROOT / page).read_text("utf-8")) if "kind" not in heads}
+    assert page_heads <= set(column_heads(today.get()))
 
 
 def test_the_readme_claims_what_its_command_chooses(tmp_path, monkeypatch):
@@ -106,9 +138,9 @@ def test_the_readme_fits_ninety_lines_and_says_how_to_set_up_first():
     assert "make test" in "\n".join(lines[:12])
 
 
-def test_the_pictures_are_drawn_by_this_code():
+def test_the_pictures_are_drawn_by_this_code(tmp_path):
     """`make pages` draws them anew."""
-    assert DRAWN_BY.findall((ROOT / GALLERY).read_text("utf-8")) == [drawing_code()]
+    assert DRAWN_BY.findall((ROOT / GALLERY).read_text("utf-8")) == [drawn_by(tmp_path / "run")]
 
 
 def draw() -> None:
@@ -118,7 +150,9 @@ def draw() -> None:
     for picture in (*Path("treeopt-run/figures").glob("*.png"), Path("groups/figures/groups.png")):
         shutil.copy(picture, ROOT / "docs" / "images")
     gallery = ROOT / GALLERY
-    gallery.write_text(DRAWN_BY.sub(f"<!-- drawn by: {drawing_code()} -->", gallery.read_text("utf-8")), "utf-8")
+    gallery.write_text(
+        DRAWN_BY.sub(f"<!-- drawn by: {drawn_by(Path('everything'))} -->", gallery.read_text("utf-8")), "utf-8"
+    )
 
 
 if __name__ == "__main__":
