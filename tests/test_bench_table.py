@@ -46,7 +46,7 @@ def test_one_prediction_stands_in_the_tables():
     known = Estimate(1.33)
     bench = replace(bench, contenders=tuple(replace(c, predicted_tokens_per_step=known) for c in bench.contenders))
     for entry, row in zip(plan.entries, trees_table(plan).rows, strict=True):
-        assert row[4] == pm(entry.chosen.tokens_per_step)
+        assert row[5] == pm(entry.chosen.tokens_per_step)
     table = bench_tables(bench)[0]
     heads = [column.header.split("\n")[1] for column in table.columns if "tokens/step" in column.header]
     assert heads == ["predicted", "measured"]

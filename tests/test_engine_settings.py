@@ -182,7 +182,7 @@ def test_mix(run):
     assert tree not in (None, setting_of(alone[4].draft))
     off = planned(run, "sglang", batch_sizes={64: 0.9, 4: 0.1})
     assert not off.speculates
-    assert export(run, "sglang")[1].notes[0].startswith("No tree pays over the mix")
+    assert export(run, "sglang")[1].notes[0].startswith("No tree is shown to pay over the mix")
 
 
 class TestWithoutDynamicTrees:

@@ -20,8 +20,9 @@ from treeopt.records.profile import LatencyProfile
 from treeopt.report.bench_table import bench_table
 from treeopt.report.figures.registry import Inputs
 from treeopt.report.page import write_report
-from treeopt.report.plan_table import certainty, plan_table
-from treeopt.report.verdict import doubts, measured, predicted_doubts, weighed
+from treeopt.report.plan_table import certainty, plan_table, trees_table
+from treeopt.report.plan_verdict import described, doubts, predicted_doubts, recommendations
+from treeopt.report.verdict import measured, weighed
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
@@ -49,10 +50,10 @@ def rival(bench, name, *, over_chosen):
     ("low", "high", "begins"),
     [
         (1.01, 1.21, "The chosen tree (3 rows a step) decodes 1.11 (1.01 to 1.21) times"),
-        (0.85, 1.05, "Speculation was slower than plain decoding here, though not beyond noise: the 95 % interval"),
-        (0.7, 0.99, "Speculation is slower than plain decoding here: serve the model without it"),
-        (1.0, 1.2, "Speculation is not shown to gain here"),
-        (None, None, "Speculation is not shown to gain here: too little was timed for an interval"),
+        (0.85, 1.05, "Speculation is not shown to pay here: the 95 % interval"),
+        (0.7, 0.99, "Speculation is slower than plain decoding here: serve the model without speculation"),
+        (1.0, 1.2, "Speculation is not shown to pay here"),
+        (None, None, "Speculation is not shown to pay here: too little was timed for an interval"),
     ],
 )
 def test_a_benchmark_begins_with_what_it_comes_to_a_gain_only_above_1(monkeypatch, low, high, begins):
@@ -96,34 +97,64 @@ def test_a_choice_not_to_speculate_loses_against_a_chain_that_pays():
     ("changes", "says"),
     [
         ({"ends": (1.1, 1.3), "tied_sizes": [8, 9]}, ""),
-        ({"ends": (0.7, 0.9)}, "predicted to lose here"),
-        ({"speedup": 0.9}, "predicted to lose here"),
-        ({"ends": (0.97, 1.1)}, "may not gain here: the 95 % interval"),
+        ({"ends": (0.7, 0.9)}, "predicted to be slower than plain decoding here"),
+        ({"speedup": 0.9}, "not shown to pay here: the error"),
+        ({"ends": (0.97, 1.1)}, "not shown to pay here: the 95 % interval"),
         ({"ends": (1.01, 1.1), "tied_sizes": [1, 2, 8]}, "plain decoding is tied"),
-        (vars(some_plan((1,)).entries[0].plain), "No tree pays here"),
+        (vars(some_plan((1,)).entries[0].plain), "No tree is shown to pay here"),
         ({"speedup": None}, ""),
     ],
 )
 def test_a_plan_says_first_where_its_error_band_spans_not_to_speculate(changes, says):
-    said = " ".join(predicted_doubts(entry_of(**changes)))
+    said = " ".join(predicted_doubts(some_plan((1,)), entry_of(**changes)))
     assert says in said
     assert bool(said) == bool(says)
 
 
 @pytest.mark.parametrize(
-    ("ends", "begins"),
+    ("ends", "doubt"),
     [
-        (((0.9, 1.1), (0.9, 1.1)), "Speculation may not gain here"),
-        (((1.2, 1.3), (0.9, 1.1)), "Batch size 4: Speculation may not gain here"),
-        (((1.2, 1.3), (1.2, 1.3)), "The best tree for each batch size"),
+        ((1.2, 1.3), ""),
+        (
+            (0.9, 1.1),
+            " Speculation is not shown to pay here: the 95 % interval of its predicted speedup is 0.90 to 1.10.",
+        ),
     ],
 )
-def test_a_search_begins_with_its_doubts_batch_size_by_batch_size(ends, begins):
+def test_a_search_begins_with_what_to_use_at_each_batch_size(ends, doubt):
     plan, entries = some_plan((1, 4)), []
-    for entry, interval in zip(plan.entries, ends, strict=True):
+    for entry, interval in zip(plan.entries, ((1.2, 1.3), ends), strict=True):
         chosen = replace(entry.chosen, speedup=Estimate(sum(interval) / 2, None, *interval))
         entries.append(replace(entry.served(chosen), tied_sizes=[], others={}))
-    assert shown(plan_table(replace(plan, entries=tuple(entries)))).startswith(begins)
+    plan = replace(plan, entries=tuple(entries))
+    first, second = recommendations(plan)
+    assert first.startswith(f"Batch size 1: use {described(plan[1].draft)}: ")
+    assert first.endswith("times plain (1.20 to 1.30), predicted.")
+    assert second.endswith(f"times plain ({ends[0]:.2f} to {ends[1]:.2f}), predicted.{doubt}")
+    assert shown(plan_table(plan, "Next: it.")).startswith(
+        f"{first} {second} Next: it. The best tree for each batch size"
+    )
+
+
+@pytest.mark.parametrize(
+    ("speedup", "part", "pays"),
+    [
+        (Estimate(0.9, 0.02, 0.86, 0.95), None, "No tree pays here."),
+        (Estimate(0.9, 0.1, 0.7, 1.1), None, "No tree is shown to pay here."),
+        (Estimate(0.9), None, "No tree is shown to pay here."),
+        (Estimate(0.9), "linear layers", "No tree pays here."),
+    ],
+)
+def test_that_no_tree_pays_is_said_where_the_best_one_is_shown_to_lose(speedup, part, pays):
+    """The best one is named, and a row of the table."""
+    plan, entry = replace(some_plan((1,)), part=part), entry_of(speedup=0.9)
+    best = replace(entry.chosen, speedup=speedup)
+    plan = replace(plan, entries=(replace(entry.served(entry.plain), others={"tree": best}),))
+    (sentence,) = recommendations(plan)
+    assert sentence.startswith(f"Batch size 1: do not speculate. {pays} The best, {described(best.draft)}: ")
+    assert "0.90 times plain" in sentence
+    assert [row[:2] for row in trees_table(plan).rows] == [("1", "1"), ("1, best tree", str(best.size))]
+    assert doubts(plan) == [f"{pays[:-1]}: serve the model without speculation."]
 
 
 def test_a_chain_that_is_predicted_to_be_faster_is_named():
@@ -133,7 +164,7 @@ def test_a_chain_that_is_predicted_to_be_faster_is_named():
     def with_chain(ahead, rate=None):
         chain = Figure(draft=Tree.chain(2), batch_size=1, tokens_per_step=1.5, step_ms=1.5e3 / (ahead * ours))
         chosen = replace(entry.chosen, tokens_per_s=rate)
-        return predicted_doubts(replace(entry.served(chosen), others={"chain": chain}))
+        return predicted_doubts(some_plan((1,)), replace(entry.served(chosen), others={"chain": chain}))
 
     (said,) = with_chain(1.04)
     assert said == "The chosen tree loses against a chain of 2, which is predicted to be 4 % faster."

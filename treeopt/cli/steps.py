@@ -176,11 +176,12 @@ def search(run: RunDirectory, as_json: bool, options: SearchOptions, limits: Tre
     """
     from treeopt.pipeline.search import search
     from treeopt.report.plan_table import plan_table
+    from treeopt.report.plan_verdict import next_commands
     from treeopt.report.terminal import note
 
     plan = search(run, options, limits)
+    show_result(plan.document(), plan_table(plan, next_commands(run, plan)), as_json)
     note(*plan.notes)
-    show_result(plan.document(), plan_table(plan), as_json)
 
 
 @command(BenchOptions, Server, Model, Prompts, RuleOption, writes=False)

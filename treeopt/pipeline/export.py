@@ -25,7 +25,8 @@ from treeopt.records.plan import Plan, by_batch_size, for_all
 from treeopt.records.rules import marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.export_notes import load_notes
-from treeopt.report.verdict import doubts, slowdown, times, timing_caveats
+from treeopt.report.plan_verdict import doubts
+from treeopt.report.verdict import slowdown, times, timing_caveats
 from treeopt.runtime.waiting import import_torch
 from treeopt.trees.tree import Tree
 

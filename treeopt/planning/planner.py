@@ -114,7 +114,12 @@ def plan_text(
     best = max(figures, key=lambda drafter: prod(figure.rate for figure in figures[drafter]))
     entries = []
     for i, (table, selection) in enumerate(choices[best]):
-        others = {drafter: each[i] for drafter, each in figures.items() if drafter != best}
+        speculates = table.sizes[selection.chosen] > 1
+        others = {
+            drafter: _best_setting(*pairs[i], drafter)
+            for drafter, pairs in choices.items()
+            if drafter != best or not speculates
+        }
         entry = text_entry(table, selection, log, usual=usual.get(best), others=others)
         left_out = [f"{sentence} It is left out." for sentence in unpriced]
         entries.append(replace(entry, warnings=[*entry.warnings, *left_out]))
@@ -128,6 +133,12 @@ def plan_text(
         runtime=(profile.runtime or None) if profile else None,
         part=profile.part if profile else None,
     )
+
+
+def _best_setting(table: Table, selection: Selection, drafter: str) -> Figure:
+    """The setting that was selected for a drafter; where that is not to speculate, the fastest one that does."""
+    best = table.best_of(drafter)
+    return figure_of(table, selection.chosen if table.sizes[selection.chosen] > 1 or best is None else best)
 
 
 def costs_of(profile: LatencyProfile | None, request: PlanRequest, usual_context: float | None) -> dict[int, StepCosts]:

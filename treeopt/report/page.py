@@ -29,13 +29,11 @@ from treeopt.report.figures import Picture, pictures, svg_element
 from treeopt.report.figures.registry import Inputs
 from treeopt.report.figures.tree import TreeData, titles_of
 from treeopt.report.plan_table import certainty, kinds_table, mixture, schedule, trees_table
+from treeopt.report.plan_verdict import doubts, entry_doubts, not_speculating
 from treeopt.report.tables import about_answers
 from treeopt.report.verdict import (
     BY_DEFAULT,
-    NO_TREE_PAYS,
     decoding_caveats,
-    doubts,
-    entry_doubts,
     over,
     pace,
     slowdown,
@@ -129,7 +127,7 @@ class Section:
         """The number of the summary, its kind, and what it means; what there is against the tree stands between them."""
         chosen, against, speedup = self.entry.chosen, self.doubts, speedup_over(self.bench) if self.bench else None
         if not self.entry.speculates:
-            meaning = "The plan does not speculate." if self.plan.mix else NO_TREE_PAYS
+            meaning = "The plan does not speculate." if self.plan.mix else not_speculating(self.plan, self.entry)
             return "1×", "predicted", "" if against else meaning
         kind = "lost" if against else "predicted"
         tree = f"The chosen tree ({count(chosen.size, 'row')} a step)"

@@ -2,9 +2,10 @@
 
 from rich.console import RenderableType
 
+from treeopt.records.estimate import Estimate
 from treeopt.report.table import Table, texts
 from treeopt.report.terminal import together
-from treeopt.report.verdict import outcome, times
+from treeopt.report.verdict import VERDICTS, outcome, times
 from treeopt.serving.watch import Tuned, over_plain
 
 LAUNCHES = "Two launches of one engine differ by up to 10 %, which the interval does not have."
@@ -19,10 +20,10 @@ def first_line_of(found: Tuned) -> str:
         return "The server decodes without speculation now."
     if ratio is None:
         return f"Speculation gives {tokens:.2f} tokens per step now: it pays while its step takes less than {tokens:.2f} plain steps."
-    said = {"gain": "brings", "loss": "costs", "few": "was watched too briefly for an interval"}.get(
-        outcome(ratio), "is not shown to gain"
-    )
-    return f"Speculation {said} now: {times(ratio)} plain's throughput, with {tokens:.2f} tokens per step. {LAUNCHES}"
+    shown = outcome(ratio)
+    why = ", for too little traffic was watched for an interval" if shown == "few" else ""
+    brought = f"{times(ratio)} plain's throughput, with {tokens:.2f} tokens per step"
+    return f"Speculation {VERDICTS[shown]} now{why}: {brought}. {LAUNCHES}"
 
 
 def server_table(found: Tuned) -> RenderableType:
@@ -30,11 +31,15 @@ def server_table(found: Tuned) -> RenderableType:
     rows = []
     for size, pace in found.paces.items():
         other = found.plain.get(size)
-        plain = (f"{other.step_ms:.2f}", str(over_plain([pace], [other]))) if other else ("?", "?")
+        plain = (f"{other.step_ms:.2f}", _ratio(over_plain([pace], [other]))) if other else ("?", "?")
         rows.append([str(size), *(f"{one:.2f}" for one in (pace.tokens_per_step, pace.step_ms, pace.token_ms)), *plain])
     headers = ("running requests", "tokens/step", "step ms", "ms per token", "plain ms", "times plain [95 %]")
     paces = Table(f"{found.model} in {found.engine}, as it serves", texts(*headers, names=1), rows)
     return together(paces if rows else None, _lengths(found), headline=[first_line_of(found)])
+
+
+def _ratio(over: Estimate) -> str:
+    return f"{over:.2f} (too little traffic)" if over.low is None else str(over)
 
 
 def _lengths(found: Tuned) -> Table | None:

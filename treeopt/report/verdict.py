@@ -6,7 +6,7 @@ chosen   the contender with the plan's draft
 rivals   the other contenders, plain decoding aside
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf, log
 
 from treeopt.files.shell import command_line
@@ -14,10 +14,10 @@ from treeopt.latency.costs import margins_of_error
 from treeopt.latency.rounds import busy
 from treeopt.records.benchmark import AS_IT_COMES, FEWEST_BLOCKS, FEWEST_LAUNCHES, Benchmark, block_prompts
 from treeopt.records.estimate import NEGLIGIBLE, Estimate
-from treeopt.records.plan import Plan, PlanEntry, by_batch_size
+from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
-from treeopt.report.wording import count, percent
+from treeopt.report.wording import count
 from treeopt.trees.draft import ANEW
 
 PUBLISHED = "mc_sim_7b_63"
@@ -33,9 +33,14 @@ CONTENDERS = {  # in a table, in a sentence
     "usual": ("the engine's usual setting", "the engine's usual setting"),
 }
 PLAIN = ("plain", AS_IT_COMES)
-ADVICE = ": serve the model without it"
+ADVICE = ": serve the model without speculation"
 MOST_ANSWERS = 10_000  # that anybody would wait for
-NO_TREE_PAYS = "No tree pays here: serve the model without speculation."
+VERDICTS = {  # by what is shown of a speedup over plain decoding (`outcome`)
+    "gain": "pays",
+    "loss": "is slower than plain decoding",
+    "open": "is not shown to pay",
+    "few": "is not shown to pay",
+}
 
 
 def label(bench: Benchmark, name: str) -> str:
@@ -71,19 +76,27 @@ def outcome(speedup: Estimate | None) -> str:
     return "loss" if speedup.high < 1 else "open" if speedup.low <= 1 else "gain"
 
 
-def doubt(speedup: Estimate) -> str:
-    """What to say first where a speedup over plain decoding is not shown to be above 1; empty where it is."""
-    shown = outcome(speedup)
+def doubt(speedup: Estimate, where: str = "here", *, is_predicted: bool = False) -> str:
+    """What to say first where a speedup over plain decoding is not shown to be above 1; empty where it is.
+
+    >>> doubt(Estimate(1.0, low=0.9, high=1.1), "over the mix", is_predicted=True)
+    'Speculation is not shown to pay over the mix: the 95 % interval of its predicted speedup is 0.90 to 1.10.'
+    """
+    shown, predicted = outcome(speedup), "predicted " if is_predicted else ""
     if shown == "gain":
         return ""
     if shown == "loss":
-        return f"Speculation is slower than plain decoding here{ADVICE}."
-    slower = "was slower than plain decoding here, though not beyond noise"
-    beginning = f"Speculation {slower if speedup < 1 else 'is not shown to gain here'}"
-    if shown == "few":
-        return f"{beginning}: too little was timed for an interval."
+        told = "predicted to be slower" if is_predicted else "slower"
+        return f"Speculation is {told} than plain decoding {where}{ADVICE}."
     low, high = speedup.ends
-    return f"{beginning}: the 95 % interval of its speedup is {low:.2f} to {high:.2f}."
+    why = f"the 95 % interval of its {predicted}speedup is {low:.2f} to {high:.2f}"
+    if shown == "few":
+        why = (
+            "the error of its predicted speedup is not known"
+            if is_predicted
+            else "too little was timed for an interval"
+        )
+    return f"Speculation {VERDICTS[shown]} {where}: {why}."
 
 
 def slowdown(bench: Benchmark) -> Estimate | None:
@@ -210,73 +223,6 @@ def measured(bench: Benchmark) -> str:
     return " ".join([*against, result if size > 1 else "The plan does not speculate at this batch size.", *standing])
 
 
-def doubts(plan: Plan, benches: Mapping[int, Benchmark] | None = None, *, batch_size: int | None = None) -> list[str]:
-    """What there is against a plan's trees, each sentence once, with the batch sizes that it is for unless these are all.
-
-    benches    : batch size -> its benchmark, where the latencies were timed; the others go by the prediction
-    batch_size : of this one alone
-    """
-    entries = plan.entries if batch_size is None else (plan.entry(batch_size),)
-    found = {e.batch_size: entry_doubts(plan, e, (benches or {}).get(e.batch_size)) for e in entries}
-    return [*(_mix_doubts(plan) if plan.mix else []), *by_batch_size(found)]
-
-
-def entry_doubts(plan: Plan, entry: PlanEntry, bench: Benchmark | None) -> list[str]:
-    """What there is against the tree of one of a plan's batch sizes: what was measured, or without that the prediction.
-
-    bench : its benchmark; None where there is none, or where the latencies were timed elsewhere
-
-    A mix is not judged by the prediction for one of its batch sizes, nor is it served without speculation there.
-    """
-    if bench is not None and speedup_over(bench) is not None:
-        return [said.replace(ADVICE, "") if plan.mix else said for said in weighed(bench)[0]]
-    return [] if plan.mix else predicted_doubts(entry)
-
-
-def _mix_doubts(plan: Plan) -> list[str]:
-    """What there is against one tree for a mix of loads, as it is predicted."""
-    if (total := plan.mix_speedup) is None:
-        return []
-    if not plan.entries[0].speculates:
-        return ["No tree pays over the mix: serve the model without speculation."]
-    found = _predicted(Estimate(total), plan.entries[0].tied_sizes, "over the mix")
-    known_speedups = [(e.batch_size, e.chosen.speedup) for e in plan.entries if e.chosen.speedup]
-    if slower := [f"{size} ({speedup:.2f} times)" for size, speedup in known_speedups if speedup < 1]:
-        found.append(f"The one tree is predicted to be slower than plain decoding at batch size {', '.join(slower)}.")
-    return found
-
-
-def _predicted(speedup: Estimate, tied: Sequence[int], where: str) -> list[str]:
-    """What a predicted speedup says against speculation."""
-    low, high = speedup.ends
-    if high < 1 or low == high == speedup <= 1:
-        return [f"Speculation is predicted to lose {where} ({speedup:.2f} times as fast){ADVICE}."]
-    unsure = f"Speculation may not gain {where}"
-    if low <= 1:
-        return [f"{unsure}: the 95 % interval of its predicted speedup is {low:.2f} to {high:.2f}."]
-    return [f"{unsure}: plain decoding is tied with the fastest tree."] if 1 in tied else []
-
-
-def predicted_doubts(entry: PlanEntry) -> list[str]:
-    """What a plan's entry says against its tree.
-
-    Empty where latencies are not known, or all speaks for it.
-    """
-    chosen, speedup = entry.chosen, entry.chosen.speedup
-    if speedup is None or chosen.tokens_per_s is None:
-        return []
-    if chosen.size == 1:
-        return [NO_TREE_PAYS]
-    found = _predicted(speedup, entry.tied_sizes, "here")
-    chain = entry.best("chain")
-    if chain and chain.tokens_per_s:
-        gain = chain.tokens_per_s / chosen.tokens_per_s
-        if gain > 1 + NEGLIGIBLE and chain.tokens_per_s > chosen.tokens_per_s.ends[1]:
-            ahead = percent(gain, "slower", "faster")
-            found.append(f"The chosen tree loses against a chain of {chain.depth}, which is predicted to be {ahead}.")
-    return found
-
-
 def speedup_over(bench: Benchmark) -> Estimate | None:
     """The chosen tree's speedup over plain decoding; None where one of the two was not measured."""
     known = {contender.name for contender in bench.contenders}
@@ -300,9 +246,9 @@ def times(ratio: Estimate) -> str:
 
 OWN_RUN = ("run", "--model", "MODEL", "--drafter", "HEADS", "--prompts", "prompts.jsonl", "--run", "my-run")
 ENDS = {
-    "few": ", but the prompts are too few to show a gain",
+    "few": ": it is not shown to pay, for the prompts are too few",
     "loss": ", so not speculating is best",
-    "open": ", which does not show a gain",
+    "open": ": it is not shown to pay",
     "gain": "",
 }
 
@@ -329,7 +275,7 @@ def ending(
 
 def _finding(entry: PlanEntry, bench: Benchmark) -> str:
     if not entry.speculates:
-        return "no tree is predicted to beat plain decoding, so not speculating is the plan"
+        return "no tree is shown to pay, so not speculating is the plan"
     speedup = speedup_over(bench)
     if speedup is None:
         return "nothing was timed, since the prompts are too few for a full batch"
