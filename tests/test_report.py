@@ -142,7 +142,7 @@ def mixed(run):
 @pytest.mark.parametrize(
     ("planned", "says", "not_there"),
     [
-        (alone, ["No tree pays here"], "judged"),
+        (alone, ["No tree is shown to pay here"], "judged"),
         (mixed, ["One tree for the mix of loads", r"4 \(75%\)", "mean over the time"], "Schedule by"),
         (
             lambda run: run.read_plan(),
