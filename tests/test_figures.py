@@ -10,6 +10,7 @@ from hypothesis import given
 from tests.conftest import traces, trees
 from tests.helpers.runs import NAMES, long_trace, some_bench, some_plan, some_profile
 from tests.test_coverage import random_probe, replay_probe
+from treeopt.cli.show import FIGURES
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.growth.grow import grow
 from treeopt.growth.replay import replay
@@ -252,7 +253,8 @@ def test_everything_is_drawn_once(run):
     some_bench().save(run.bench)
     files, notes = figures.draw(run)
     assert not notes
-    assert [f.name for f in files] == [f"{name}.{kind}" for name in figures.FIGURES for kind in ("png", "svg")]
+    assert [f.name for f in files] == [f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")]
+    assert (*figures.FIGURES,) == FIGURES
     assert sorted(run.figures.iterdir()) == sorted(files)
 
 

@@ -147,4 +147,5 @@ for _command in COMMANDS:
 def main() -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr's, where the terminal's encoding lacks a sign
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looked for in every package that is installed
     cli()

@@ -16,6 +16,7 @@ from treeopt.errors import InvalidInput
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
 
+FIGURES = ("tree", "accuracy", "groups", "sizes", "latency", "throughput", "accepted", "contenders")
 TOPICS = ("calibrations", "profiles", "trees", "drafters", "engines", "acceptance", "layouts", "figures")
 FORMATS = click.option(
     "--format", "formats", multiple=True, default=("png", "svg"), help="Kind of pictures: png, svg; both by default."
@@ -45,8 +46,6 @@ def show(
         treeopt show throughput latency --format svg
         treeopt show engines vllm
     """
-    from treeopt.report.figures import FIGURES
-
     if names and names[0] in TOPICS:
         _list(names, as_json)
     elif names and names[0] in FIGURES:
@@ -129,20 +128,24 @@ def status(run: RunDirectory, as_json: bool, check: bool) -> None:
 
 
 def _show_tree(run: RunDirectory, names: Sequence[str], batch_size: int | None, as_json: bool) -> None:
-    from treeopt.pipeline.trees import named_tree
-    from treeopt.records.inputs import stale_plan
-    from treeopt.report.plan_table import plan_table, tree_view
     from treeopt.report.terminal import note
+    from treeopt.report.tree_view import tree_view
 
-    gains = None
+    gains = {}
     if names:
+        from treeopt.pipeline.trees import named_tree
+
         if len(names) > 1:
             raise InvalidInput(f"One tree is shown at a time, but got {', '.join(names)}.")
         tree = named_tree(names[0], batch_size=batch_size)
     else:
+        from treeopt.records.inputs import stale_plan
+
         plan = run.read_plan()
         note(*stale_plan(run, plan))
         if plan.copies:
+            from treeopt.report.plan_table import plan_table
+
             show_result(plan.document(), plan_table(plan), as_json)
             return
         entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
@@ -163,12 +166,10 @@ def _draw(
 
 
 def _list(names: Sequence[str], as_json: bool) -> None:
-    from treeopt.engines.registry import ENGINES, engine_named
+    from treeopt.engines.names import engine_names
     from treeopt.files.places import shipped
     from treeopt.records.drafters import DRAFTERS, LAYOUTS
     from treeopt.records.rules import MEANINGS
-    from treeopt.report.engine_table import engine_table, method_table, records
-    from treeopt.report.figures import FIGURES
     from treeopt.trees.published import PUBLISHED_TREES
 
     topics: dict[str, Mapping[str, str]] = {
@@ -176,7 +177,7 @@ def _list(names: Sequence[str], as_json: bool) -> None:
         "profiles": dict.fromkeys(shipped("profiles"), ""),
         "trees": dict.fromkeys(PUBLISHED_TREES, ""),
         "drafters": {name: drafter.about for name, drafter in DRAFTERS.items()},
-        "engines": dict.fromkeys(ENGINES, ""),
+        "engines": dict.fromkeys(engine_names(), ""),
         "acceptance": MEANINGS,
         "layouts": {name: layout.about for name, layout in LAYOUTS.items()},
         "figures": dict.fromkeys(FIGURES, ""),
@@ -190,6 +191,9 @@ def _list(names: Sequence[str], as_json: bool) -> None:
         every = {topic: list(entries) for topic, entries in topics.items()}
         show_result(every, _lines({topic: ", ".join(every[topic]) or "none" for topic in every}), as_json)
     elif topic == "engines":
+        from treeopt.engines.registry import ENGINES, engine_named
+        from treeopt.report.engine_table import engine_table, method_table, records
+
         engines = {name: ENGINES[name] for name in map(engine_named, others)} or ENGINES
         table = method_table(*engines.values()) if others else engine_table(engines)
         show_result({"engines": records(engines)}, table, as_json)

@@ -1,20 +1,22 @@
 """Trees by file or name: reading one, and what it is worth here."""
 
-from pathlib import Path
+from __future__ import annotations
 
-from treeopt.engines.reading import tree_in
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from treeopt.errors import InvalidInput, OutOfRange, meant
 from treeopt.files.notes import note
 from treeopt.files.storage import load_json, read_text, sha256_of
-from treeopt.growth.score import Score, score_tree
-from treeopt.records.calibration import Calibration
-from treeopt.records.inputs import read_accuracies
-from treeopt.records.plan import Plan
-from treeopt.records.rundir import RunDirectory
-from treeopt.records.trace import RankTrace
-from treeopt.report.terminal import progress
 from treeopt.trees.published import PUBLISHED_TREES, published_tree
-from treeopt.trees.tree import Tree
+
+if TYPE_CHECKING:
+    from treeopt.growth.score import Score
+    from treeopt.records.calibration import Calibration
+    from treeopt.records.plan import Plan
+    from treeopt.records.rundir import RunDirectory
+    from treeopt.records.trace import RankTrace
+    from treeopt.trees.tree import Tree
 
 
 def named_tree(tree: str, *, batch_size: int | None = None) -> Tree:
@@ -36,6 +38,8 @@ def read_tree(path: Path, *, batch_size: int | None = None) -> Tree:
     path       : FILE:NAME where a file has several trees; of a plan NAME is a batch size
     batch_size : which of a plan's trees; may be left out where it has one
     """
+    from treeopt.engines.reading import tree_in
+
     path, name = _split(path)
     if (plan := read_plan(path)) is not None:
         if not name.isdecimal() and (name or (batch_size is None and len(plan.entries) > 1)):
@@ -59,7 +63,11 @@ def _split(path: Path) -> tuple[Path, str]:
 def read_plan(path: Path) -> Plan | None:
     document = load_json(path) if path.suffix == ".json" else None
     is_plan = isinstance(document, dict) and str(document.get("schema")).startswith("treeopt.plan/")
-    return Plan.load(path) if is_plan else None
+    if not is_plan:
+        return None
+    from treeopt.records.plan import Plan
+
+    return Plan.load(path)
 
 
 def score(
@@ -70,6 +78,11 @@ def score(
     batch_size: int | None = None,
 ) -> Score:
     """Score a tree, given or by file or published name, on the run's trace, or on a calibration, likewise."""
+    from treeopt.growth.score import score_tree
+    from treeopt.records.inputs import read_accuracies
+    from treeopt.records.rundir import RunDirectory
+    from treeopt.report.terminal import progress
+
     if calibration is not None and not isinstance(calibration, str | Path):
         with RunDirectory.holding(calibration) as held:
             return score(held, tree, batch_size=batch_size)

@@ -8,18 +8,20 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from treeopt.errors import InvalidInput
 from treeopt.files.shell import command_line
 from treeopt.files.writing import replace_together, sole_writer
-from treeopt.records.benchmark import Benchmark
-from treeopt.records.calibration import Calibration
-from treeopt.records.plan import Plan
-from treeopt.records.probe import Probe
-from treeopt.records.profile import LatencyProfile
-from treeopt.records.requestlog import RequestLog
-from treeopt.records.trace import RankTrace
+
+if TYPE_CHECKING:
+    from treeopt.records.benchmark import Benchmark
+    from treeopt.records.calibration import Calibration
+    from treeopt.records.plan import Plan
+    from treeopt.records.probe import Probe
+    from treeopt.records.profile import LatencyProfile
+    from treeopt.records.requestlog import RequestLog
+    from treeopt.records.trace import RankTrace
 
 T = TypeVar("T")
 ENGINES = {  # other runtimes on this machine, and the functions of `treeopt.runtime.engines` that open them
@@ -97,12 +99,13 @@ class RunDirectory:
         with TemporaryDirectory(prefix="treeopt-") as folder:
             run = cls(folder)
             run.is_held = True
-            files = {RankTrace: run.trace, Probe: run.probe, Calibration: run.calibration}
-            files |= {RequestLog: run.requests, LatencyProfile: run.profile, Plan: run.plan, Benchmark: run.bench}
+            files = {"RankTrace": run.trace, "Probe": run.probe, "Calibration": run.calibration, "Plan": run.plan}
+            files |= {"RequestLog": run.requests, "LatencyProfile": run.profile, "Benchmark": run.bench}
             for record in records:
-                if type(record) not in files:
-                    raise TypeError(f"a result of treeopt is needed, but this is a {type(record).__name__}")
-                record.save(files[type(record)])
+                name = type(record).__name__
+                if name not in files:
+                    raise TypeError(f"a result of treeopt is needed, but this is a {name}")
+                record.save(files[name])
             yield run
 
     def bench_of(self, batch_size: int, engine: str | None = None) -> Path:
@@ -202,24 +205,36 @@ class RunDirectory:
         return self.trace.exists() or not (self.accuracies() or self.plan.exists() or self.arms.exists())
 
     def read_trace(self) -> RankTrace:
+        from treeopt.records.trace import RankTrace
+
         return self._read(self.trace, RankTrace.load, "calibrate")
 
     def read_probe(self) -> Probe:
+        from treeopt.records.probe import Probe
+
         return self._read(self.probe, Probe.load, "calibrate", "--rule", "typical")
 
     def read_calibration(self) -> Calibration:
+        from treeopt.records.calibration import Calibration
+
         return self._read(self.calibration, Calibration.load, "calibrate")
 
     def read_requests(self) -> RequestLog:
+        from treeopt.records.requestlog import RequestLog
+
         return self._read(self.requests, RequestLog.load, *maker(self.requests.name))
 
     def read_profile(self) -> LatencyProfile:
+        from treeopt.records.profile import LatencyProfile
+
         profile = self._read(self.profile, LatencyProfile.load, "profile")
         if self.calibration.exists() and any(point.depth_assumed for point in profile.points):
             profile = profile.as_deep_as(self.read_calibration().num_heads)
         return profile
 
     def read_plan(self) -> Plan:
+        from treeopt.records.plan import Plan
+
         return self._read(self.plan, Plan.load, "search")
 
     def _read(self, path: Path, load: Callable[[Path], T], *words: str) -> T:

@@ -3,8 +3,6 @@
 from math import nan
 
 from rich.console import RenderableType
-from rich.text import Text
-from rich.tree import Tree as View
 
 from treeopt.records.estimate import Estimate
 from treeopt.records.figure import Figure
@@ -16,7 +14,7 @@ from treeopt.report.terminal import together
 from treeopt.report.verdict import BY_DEFAULT
 from treeopt.report.wording import count, percent, pm, ranges, timed
 from treeopt.trees.draft import ANEW, Draft
-from treeopt.trees.tree import Choice, Tree
+from treeopt.trees.tree import Tree
 
 EXPLAINED = {
     "dynamic": (
@@ -178,14 +176,3 @@ def slower_than_without(plan: Plan) -> str:
 
 def _range(part: BatchRange) -> str:
     return f"{part.first} on" if part.last is None else ranges(range(part.first, part.last + 1))
-
-
-def tree_view(tree: Tree, gains: dict[Choice, float] | None = None) -> RenderableType:
-    """The tree as indented lines; a node shows its rank, and the tokens per step that it adds."""
-    heading = f"root: {count(len(tree), 'row')}, {count(len(tree) - 1, 'choice')}, depth {tree.depth}"
-    views = [View(heading, guide_style="dim")]
-    for path, parent in zip(tree.paths[1:], tree.parents[1:], strict=True):
-        gain = (gains or {}).get(path)
-        adds = "" if gain is None else f"  {gain:+.4f}"
-        views.append(views[parent].add(Text.assemble((str(path[-1]), "bold"), " ", (str(list(path)), "dim"), adds)))
-    return views[0]

@@ -7,8 +7,14 @@ vicuna_..., zephyr_  the lists for their other heads, by greedy insertion; stage
 eagle_mc_sim_7b_63   EAGLE-1's tree of 25 nodes, which kept the name of the one that it replaced
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from treeopt.errors import InvalidInput
-from treeopt.trees.tree import Choice, Tree
+
+if TYPE_CHECKING:
+    from treeopt.trees.tree import Choice, Tree
 
 _WORDS = {
     "mc_sim_7b_63": (
@@ -64,4 +70,6 @@ def published_tree(name: str = "mc_sim_7b_63") -> Tree:
     """
     if name not in PUBLISHED_TREES:
         raise InvalidInput(f"A published tree must be one of {', '.join(PUBLISHED_TREES)}, but got {name!r}.")
+    from treeopt.trees.tree import Tree
+
     return Tree.from_choices(PUBLISHED_TREES[name])
