@@ -17,11 +17,12 @@ from treeopt.records.profile import LatencyProfile
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_every_command_has_help_with_an_example_and_is_in_the_readme():
+def test_every_command_has_help_with_an_example_and_json_and_is_in_the_readme():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for name, command in cli.commands.items():
         assert f"Example:\n    treeopt {name}" in command.help, name
         assert re.search(rf"(treeopt |`){name}[ `]", readme), name
+        assert any("--json" in parameter.opts for parameter in command.params), name
 
 
 SHIPPED = [("calibration", Calibration.load), ("profiles", LatencyProfile.load)]

@@ -88,6 +88,17 @@ def test_every_command_and_every_option_is_on_the_commands_page(site):
     assert "Sentinel" not in html
 
 
+def test_the_commands_page_names_the_options_that_must_be_given():
+    needs = re.findall(r"`(\w+)` and `(\w+)` need `(--[\w-]+)`", page("commands"))
+    required = {
+        (name, parameter.opts[-1])
+        for name, command in cli.commands.items()
+        for parameter in command.params
+        if parameter.required and isinstance(parameter, click.Option)
+    }
+    assert required == {(name, option) for *names, option in needs for name in names}
+
+
 def test_the_site_loads_nothing_from_elsewhere(site):
     for path in site.rglob("*.html"):
         for tag, attributes in Elements(path.read_text(encoding="utf-8")).found:
