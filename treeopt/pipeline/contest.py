@@ -56,9 +56,9 @@ def contest(
     drafts : by name, with predictions where they are known. Others are judged beside the one that is named "chosen";
              without it an engine's are beside the first, and those of treeopt's own decoder decode all prompts
     rounds : times that each decodes every prompt at most; by default 1, or 3 launches
-    time_limit_s : seconds of decoding after which it ends, where rounds are no launches
     folder : of the journal, by which the same contest goes on after a kill
     origin : where the figures come from; the engine is added
+    time_limit_s : seconds of decoding after which it ends, where rounds are no launches
 
     Where memory runs out the batch size is halved.
     """
@@ -95,10 +95,8 @@ class Contest:
         names, chosen = list(self.entrants), self.entrants.get(CHOSEN)
         if chosen is None:
             return names[1] if self.stepper.name != OURS and len(names) > 1 else CHOSEN
-        same = [
-            n for n in names if (self.entrants[n].draft, self.entrants[n].stepper) == (chosen.draft, chosen.stepper)
-        ]
-        return same[0]
+        decoding = chosen.draft, chosen.stepper
+        return next(name for name, entrant in self.entrants.items() if (entrant.draft, entrant.stepper) == decoding)
 
     @cached_property
     def contenders(self) -> Mapping[str, Entrant]:

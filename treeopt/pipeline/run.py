@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from treeopt.runtime.session import Session
 
 
+FREE = ("bench_prompts", "bench_limit_s", "overwrite")  # options that may change when a killed run continues
+
+
 @dataclass(frozen=True)
 class Line:
     """What the whole line came to.
@@ -84,9 +87,8 @@ def run_line(run: RunDirectory, session: Session, wanted: LineOptions) -> Line:
         if kind in BLOCKS
         else RANKS_ALONE
     )
-    key = {"source": session.source.given, "drafter": session.drafter_record, **asdict(wanted)}
-    free = ("bench_prompts", "bench_limit_s", "overwrite")  # may be others when a killed run continues
-    steps = Journal(run.partial("run"), {name: value for name, value in key.items() if name not in free})
+    key = {"source": session.source.given, "drafter": session.drafter_record, **_lasting(wanted)}
+    steps = Journal(run.partial("run"), key)
     parts = Parts(steps)
     if steps.finished() < 1:
         if wanted.engine is None:
@@ -129,6 +131,11 @@ def run_line(run: RunDirectory, session: Session, wanted: LineOptions) -> Line:
     return Line(plan, results, engines, groups, parts.seconds)
 
 
+def _lasting(wanted: LineOptions) -> dict[str, object]:
+    """The options that may not be others when a killed run continues."""
+    return {name: value for name, value in asdict(wanted).items() if name not in FREE}
+
+
 def groups_of(run: RunDirectory, session: Session) -> GroupsCompared | None:
     """What each group of prompts gains by a setting of its own; a note where that cannot be told."""
     try:
@@ -151,7 +158,7 @@ def run_drafters(run: RunDirectory, source: Source, drafters: Sequence[str], wan
     """
     if len(set(drafters)) < len(drafters):
         raise InvalidInput(f"`drafter` must name each drafter once, but got {','.join(drafters)}.")
-    key = {"source": source.given, "drafters": list(drafters), "options": asdict(wanted)}
+    key = {"source": source.given, "drafters": list(drafters), "options": _lasting(wanted)}
     done = Journal(run.partial("drafters"), key)
     runs = [RunDirectory(run.path / name) for name in distinct(list(map(folder_name, drafters)))]
     for number, (own, drafter) in list(enumerate(zip(runs, drafters, strict=True)))[done.finished() :]:

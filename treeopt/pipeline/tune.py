@@ -13,7 +13,6 @@ import numpy as np
 
 from treeopt.arms.tuned import TunedArms, columns_of, read_arms, tune_arms
 from treeopt.engines.base import Names
-from treeopt.engines.measured.exposition import COUNTERS
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.options import Options
 from treeopt.files.writing import replace_together, write_text
@@ -243,7 +242,7 @@ def _plan(
 ) -> str | None:
     """Write the profile, the plan, the report and the engine's files; the command that starts it, where there is one."""
     length = calibration.meta["draft_length"]
-    drafts, drafted = (recording.rises.get(f"{name}_total", 0.0) for name in COUNTERS[:2])
+    drafts, drafted = recording.drafted
     # The last drafts of answers are shorter, where fewer tokens are left.
     are_full = 0 < NEARLY * calibration.num_heads * drafts <= drafted
     if calibration.meta["ends_are_misses"] or are_full:

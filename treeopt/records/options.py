@@ -228,7 +228,8 @@ class BenchOptions(Options):
         "times that every contender decodes every prompt at most; by default 1, or 3 launches", least=1, common=True
     )
     time_limit_s: float | None = option(
-        "seconds of decoding at most, if the verdict is not settled before; with ``lengths``, of all launches together",
+        "seconds of decoding at most, if the verdict is not settled before; with ``lengths`` of all launches together. The launches "
+        "of vllm are all made",
         above=0,
         flag="--time-limit",
         common=True,

@@ -16,7 +16,7 @@ from treeopt.records.rules import RULES, SAME_TEXT, TEXTS, option_of, rule_of
 from treeopt.report.table import Column, Table
 from treeopt.report.terminal import together
 from treeopt.report.verdict import decoding_caveats, label, measured, subject
-from treeopt.report.wording import pm, timed
+from treeopt.report.wording import count, pm, timed
 
 
 def bench_table(bench: Benchmark) -> RenderableType:
@@ -116,7 +116,7 @@ def _title(bench: Benchmark) -> str:
     """What was decoded; a rule that is not the default is named."""
     first, rule = bench.contenders[0], bench.acceptance
     which = "held-out" if bench.prompts == "held out" else "calibration"
-    title = f"Real decoding of {first.compared} answers to {which} prompts, batch size {first.batch_size}"
+    title = f"Real decoding of {count(first.compared, 'answer')} to {which} prompts, batch size {first.batch_size}"
     if not (bench.about_engine or bench.is_launched):  # which may have a precision of their own
         title += f", {bench.dtype}"
     title += f", by {bench.engine}" if bench.engine else ""

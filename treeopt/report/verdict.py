@@ -141,7 +141,7 @@ def decoding_caveats(bench: Benchmark) -> list[str]:
     if unsettled := {name: ratio for name, ratio in bench.unsettled.items() if ratio} if how else {}:
         named = ", ".join(f"{label(bench, name)}, {times(ratio)} as fast" for name, ratio in unsettled.items())
         caveats.append(f"Not settled: the chosen setting beside {named}.")
-        wanted = bench.contenders[0].compared * max(map(_times_as_many, unsettled.values()))
+        wanted = float(f"{bench.contenders[0].compared * max(map(_times_as_many, unsettled.values())):.2g}")
         caveats.append(f"Some {wanted:,.0f} answers might settle it." if wanted < MOST_ANSWERS else None)
     return [*filter(None, caveats)]
 
@@ -175,8 +175,8 @@ def missing(bench: Benchmark) -> str:
     size = first.batch_size
     needed = FEWEST_BLOCKS + size - 1 if bench.is_launched else FEWEST_BLOCKS * block_prompts(size)
     return (
-        f"At batch size {size} {count(first.compared, 'prompt')} make fewer than {FEWEST_BLOCKS} blocks: {needed} are needed "
-        "for intervals."
+        f"At batch size {size} {count(first.compared, 'prompt')} {'makes' if first.compared == 1 else 'make'} fewer than "
+        f"{FEWEST_BLOCKS} blocks: {needed} are needed for intervals."
     )
 
 
@@ -246,7 +246,7 @@ def times(ratio: Estimate) -> str:
 
 OWN_RUN = ("run", "--model", "MODEL", "--drafter", "HEADS", "--prompts", "prompts.jsonl", "--run", "my-run")
 ENDS = {
-    "few": ": it is not shown to pay, for the prompts are too few",
+    "few": ": it is not shown to pay, for too little was timed",
     "loss": ", so not speculating is best",
     "open": ": it is not shown to pay",
     "gain": "",

@@ -197,9 +197,15 @@ class Recording:
         return {name: total - before[name] for name, total in after.items() if name.endswith(COUNTED)}
 
     @property
+    def drafted(self) -> tuple[float, float]:
+        """Drafts that were counted, and all of their guesses."""
+        drafts, guesses = (self.rises.get(f"{name}_total", 0.0) for name in COUNTERS[:2])
+        return drafts, guesses
+
+    @property
     def guesses(self) -> int:
         """Guesses of the longest draft, as far as counters tell."""
-        drafts, drafted = (self.rises.get(f"{name}_total", 0.0) for name in COUNTERS[:2])
+        drafts, drafted = self.drafted
         if not drafts:
             return MOST_DEPTH if self.rises.get("spec_verify_calls_total") else 0
         reached = {
