@@ -225,7 +225,7 @@ class BenchOptions(Options):
     num_prompts: int | None = option("held-out prompts at most; by default 64, or 20 a row", least=1, common=True)
     max_new_tokens: int | None = option("longest answer; by default as calibrated", least=1)
     rounds: int | None = option(
-        "times that every contender decodes every prompt at most; by default 1, or 3 launches", least=1, common=True
+        "times that every contender decodes every prompt at most; by default 1, or 3 launches", least=1
     )
     time_limit_s: float | None = option(
         "seconds of decoding at most, if the verdict is not settled before; with ``lengths`` of all launches together. The launches "
@@ -296,7 +296,7 @@ class LineOptions(Options):
     num_prompts: int = option("prompts to calibrate on", 64, least=1, common=True)
     max_new_tokens: int = option("longest answer", 128, least=1, common=True)
     bench_prompts: int | None = option("held-out prompts at most; by default 64, or 20 a row", least=1)
-    bench_limit_s: float = option("seconds of decoding them at most", 60.0, above=0, flag="--bench-limit", common=True)
+    bench_limit_s: float = option("seconds of decoding them at most", 60.0, above=0, flag="--bench-limit")
     time_limit_s: float = option("seconds for timing steps", 30.0, above=0, flag="--time-limit", common=True)
     overwrite: bool = option("replace other measurements of the run", False, common=True)
 
