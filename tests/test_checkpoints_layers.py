@@ -150,7 +150,7 @@ BLOCK = [
 OF_KIND = [
     ("dspark", {"markov_rank": None}, "markov_rank must be a whole number"),
     ("dspark", {"markov_rank": RANK + 1}, "markov_head.markov_w1.weight' must have the shape"),
-    ("dspark", {"markov_head_type": "rnn"}, "markov_head_type must be vanilla, as its tensors are"),
+    ("dspark", {"markov_head_type": "rnn"}, "markov_head_type must be vanilla"),
     ("dspark", {"target_layer_ids": [0, -2]}, "a list of layers from -1 to"),
     (
         "dspark",

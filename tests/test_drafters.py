@@ -147,12 +147,8 @@ def shaken(made: DFlashHeads, kind: Callable[..., DFlashHeads], **sizes: object)
     return other
 
 
-def dspark(markov: str) -> Callable[[Target], Drafter]:
-    def make(target: Target, texts: list[Text]) -> DFlashHeads:
-        made = make_heads(target, Recipe("dflash", HEADS, num_layers=1), texts)
-        return shaken(made, DSparkHeads, markov=markov)
-
-    return partial(trained, make=make)
+def untrained_dspark(target: Target, texts: list[Text]) -> DFlashHeads:
+    return shaken(make_heads(target, Recipe("dflash", HEADS, num_layers=1), texts), DSparkHeads)
 
 
 def dflash2(target: Target) -> Drafter:
@@ -182,8 +178,7 @@ CONTRACT = {
     "dflash": Row(recipe("dflash"), deep=True),
     "dflash, causal": Row(partial(trained, make=causal_dflash), deep=True),
     "dflash2": Row(dflash2, deep=True),
-    "dspark": Row(dspark("gated"), deep=True),
-    "dspark, rnn": Row(dspark("rnn"), deep=True),
+    "dspark": Row(partial(trained, make=untrained_dspark), deep=True),
     "mtp": Row(own=partial(drafting, "deepseek_v3")),
     "mtp, eager": Row(own=partial(drafting, "glm4_moe", attention="eager")),
     "draft-model": Row(draft_model),

@@ -166,10 +166,10 @@ BLOCKS: dict[tuple[str, str], dict[str, Any]] = {  # a form that each layout can
     ("dflash", "nested"): SLIDES,
     ("dflash", "speculators"): {"causal": (True, False), "windows": (4, None), "ids": SOME},
     ("dflash", "deepspec"): {"from_anchor": True, "causal": (True, True)},
-    ("dspark", "z-lab"): {"markov": "vanilla"},
-    ("dspark", "nested"): {"markov": "gated", **SLIDES},
-    ("dspark", "speculators"): {"markov": "vanilla", "ids": SOME},
-    ("dspark", "deepspec"): {"markov": "rnn"},
+    ("dspark", "z-lab"): {},
+    ("dspark", "nested"): SLIDES,
+    ("dspark", "speculators"): {"ids": SOME},
+    ("dspark", "deepspec"): {},
     ("dflash2", "z-lab"): {},
     ("dflash2", "nested"): SLIDES,
 }
@@ -182,7 +182,7 @@ def write_block(folder: Path, kind: str, layout: str, **changes: object) -> DFla
         heads = random_dflash(**form, guesses=5 if layout == "deepspec" else 4)
     elif kind == "dspark":
         heads = random_dspark(**form, from_anchor=True, guesses=5)
-        keys = {"markov_rank": RANK, "markov_head_type": form["markov"]}
+        keys = {"markov_rank": RANK, "markov_head_type": "vanilla"}
     else:
         heads, keys = random_dflash2(**form, guesses=4), SELECTOR
     config = block_config(layout, heads)

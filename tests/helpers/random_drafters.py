@@ -133,8 +133,7 @@ def random_dflash(
 
 def random_dspark(**form):
     heads = random_dflash(made=DSparkHeads, rank=RANK, **form)
-    for name, weight in heads.markov_head.named_parameters():
-        weight *= 8 if "w2" in name else 3 if "joint" in name else 1  # so that the path decides
+    heads.markov_head["markov_w2"].weight *= 8  # so that the path decides
     return heads
 
 

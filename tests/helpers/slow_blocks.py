@@ -11,7 +11,7 @@ import torch
 from treeopt.runtime.drafters.dflash import DFlashHeads
 from treeopt.runtime.drafters.parallel import PardModel, PEagleHeads
 
-from .random_drafters import GROUP, MASK, RANK
+from .random_drafters import GROUP, MASK
 from .slow_drafters import (
     Layer,
     behind_attention,
@@ -101,20 +101,9 @@ def slow_path(heads, hidden, root, path, around=plainly) -> list[tuple[torch.Ten
 def slow_guesses(heads, hidden, root, path) -> Iterator[torch.Tensor]:
     """Logits of each guess as far as that behind ``path``."""
     w = heads.weights
-    state = torch.zeros(RANK, dtype=torch.float64)
     for row, token in slow_path(heads, hidden, root, path):
-        latent = known = w["markov_head.markov_w1.weight"][token]
-        if "markov_head.gate_proj.weight" in w:
-            gate = w["markov_head.gate_proj.weight"] @ torch.cat([row, known]) + w["markov_head.gate_proj.bias"]
-            latent = known / (1 + (-gate).exp())
-        if "markov_head.joint_proj.weight" in w:
-            joint = (
-                w["markov_head.joint_proj.weight"] @ torch.cat([state, known, row]) + w["markov_head.joint_proj.bias"]
-            )
-            stays = 1 / (1 + (-joint[:RANK]).exp())
-            state = stays * state + (1 - stays) * joint[RANK : 2 * RANK].tanh()
-            latent = joint[2 * RANK :].tanh()
-        yield heads.lm_head @ row + w["markov_head.markov_w2.weight"] @ latent
+        known = w["markov_head.markov_w1.weight"][token]
+        yield heads.lm_head @ row + w["markov_head.markov_w2.weight"] @ known
 
 
 def slow_dspark(heads, text, hidden, root, path) -> list[int]:

@@ -31,7 +31,6 @@ from treeopt.runtime.checkpoints.files import MODEL_FILES, Settings, StoredTenso
 from treeopt.runtime.checkpoints.layer import build_layer_config, described, layers_record
 from treeopt.runtime.checkpoints.reading import Checkpoint, Published, Reading
 from treeopt.runtime.drafters.dflash import DFlashHeads, Form
-from treeopt.runtime.drafters.paths import MARKOV as OF_MARKOV
 from treeopt.runtime.drafters.paths import DFlash2Heads, DSparkHeads
 
 ARCHITECTURES = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel", "dspark": "DSparkDraftModel"}
@@ -125,15 +124,9 @@ def _kind(
         }
     if kind == "dflash":
         return DFlashHeads, {}
-    rank = told.number("markov_rank")
-    markov = next(
-        kind
-        for kind, part in reversed(OF_MARKOV.items())
-        if not part or any(name.startswith(f"{MARKOV}{part}.") for name in reading.names)
-    )
-    if told.get("markov_head_type", markov) != markov:
-        raise told.wrong("markov_head_type", f"{markov}, as its tensors are")
-    return DSparkHeads, {"rank": rank, "markov": markov}
+    if told.get("markov_head_type", "vanilla") != "vanilla":
+        raise told.wrong("markov_head_type", "vanilla, for a DSpark drafter to be read", Unsupported)
+    return DSparkHeads, {"rank": told.number("markov_rank")}
 
 
 def form_of(told: Settings, kind: str, target: Any, *, width: int, vocab_size: int, states: int, count: int) -> Form:

@@ -1,9 +1,7 @@
 """DSpark and DFlash2: DFlash's block, still one pass, whose guesses also depend on the token before theirs.
 
 h is the normed row of the block that makes a guess, u = lm_head h its logits as DFlash's, and a the token before it on its path.
-DSpark adds W2 z to u. z is W1[a] (vanilla), sigmoid(G [h; W1[a]]) * W1[a] (gated), or comes of a state s that goes along
-the path: [g; n; o] = J [s; W1[a]; h], s' = sigmoid(g) * s + (1 - sigmoid(g)) * tanh(n), z = tanh(o) (rnn)
-(DSpark, deepspec/modeling/dspark).
+DSpark adds W2 W1[a] to u (deepspec/modeling/dspark, its head "vanilla", which published drafters have).
 DFlash2 keeps the likeliest tokens by u, and adds <A[a] * H h, B[b]> to the logit of each such b. Its layers have
 convolutions over the rows of a block before and behind attention and MLP (NeMo Automodel, draft_qwen3_dflash2.py).
 
@@ -24,8 +22,6 @@ from treeopt.runtime.drafters.protocol import Frontier, top_candidates
 from treeopt.runtime.drafters.states import Logits
 from treeopt.runtime.training.batches import Batch
 
-MARKOV = {"vanilla": None, "gated": "gate_proj", "rnn": "joint_proj"}  # and the layer that each has beside W1 and W2
-
 
 class PathHeads(DFlashHeads):
     """The base of both. A subclass says what `joined` computes, and `logits` of it.
@@ -39,69 +35,52 @@ class PathHeads(DFlashHeads):
     def start(self, batch_size: int, capacity: int) -> BlockState:
         return PathDraft(self, batch_size, capacity)
 
-    def joined(self, rows: Tensor, before: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """(..., d + r) what guesses are read from, by (..., d) normed rows and the (...,) tokens before the guesses.
-
-        state : what the guesses before have left, None at first; the next one's comes out
-        """
+    def joined(self, rows: Tensor, before: Tensor) -> Tensor:
+        """(..., d + r) what guesses are read from, by (..., d) normed rows and the (...,) tokens before the guesses."""
         raise NotImplementedError
 
     def taught(self, hidden: Tensor, batch: Batch) -> Iterator[tuple[Tensor, Logits]]:
-        rows, before, state = self.norm(self.rows(hidden, batch)), batch.ahead.clamp_min(0), None
+        rows, before = self.norm(self.rows(hidden, batch)), batch.ahead.clamp_min(0)
         for k in range(self.num_heads):
-            read, state = self.joined(rows[:, k], before[:, k], state)
-            yield read, self.logits
+            yield self.joined(rows[:, k], before[:, k]), self.logits
 
 
 class PathDraft(BlockState):
     """The draft of guesses each of which depends on its parent in the tree."""
 
     def begin(self, roots: Tensor, depth: int) -> None:
-        self.made, self.carried = self.drafter.norm(self.rows(roots)), None  # (b, K, d), (b, E, r)
+        self.made = self.drafter.norm(self.rows(roots))  # (b, K, d)
 
     def logits(self, level: Frontier, tokens: Tensor) -> Tensor:
         rows = self.made[:, level.depth, None].expand(-1, level.nodes, -1)
-        state = None if self.carried is None else level.inherit(self.carried)
-        read, self.carried = self.drafter.joined(rows, tokens, state)
-        return torch.as_tensor(self.drafter.logits(read))
+        return torch.as_tensor(self.drafter.logits(self.drafter.joined(rows, tokens)))
 
 
 class DSparkHeads(PathHeads):
     """A DSpark drafter.
 
     rank    : r
-    markov  : one of `MARKOV`
     options : see `DFlashHeads`
     """
 
     kind = "dspark"
 
-    def __init__(self, config: Any, form: Form, *, rank: int, markov: str = "vanilla", **options: Any) -> None:
+    def __init__(self, config: Any, form: Form, *, rank: int, **options: Any) -> None:
         super().__init__(config, form, **options)
-        d, placed, self.rank = config.hidden_size, self.placed, rank
+        self.rank = rank
         # (V, r) whose rows are looked up, and (Vt, r)
         rows = {"markov_w1": form.vocab_size, "markov_w2": self.draft_vocab_size}
-        parts = {name: zero_linear(rank, count, bias=False, **placed) for name, count in rows.items()}
-        if name := MARKOV[markov]:
-            states = 2 if markov == "rnn" else 1
-            parts[name] = zero_linear(states * rank + d, (2 * states - 1) * rank, **placed)
-        self.markov_head = nn.ModuleDict(parts)
+        self.markov_head = nn.ModuleDict(
+            {name: zero_linear(rank, count, bias=False, **self.placed) for name, count in rows.items()}
+        )
 
-    def joined(self, rows: Tensor, before: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def joined(self, rows: Tensor, before: Tensor) -> Tensor:
         head: Any = self.markov_head
-        z = F.embedding(before, head["markov_w1"].weight)
-        if "gate_proj" in head:
-            z = head["gate_proj"](torch.cat([rows, z], -1)).sigmoid() * z
-        elif "joint_proj" in head:
-            state = torch.zeros_like(z) if state is None else state
-            stays, new, out = head["joint_proj"](torch.cat([state, z, rows], -1)).chunk(3, -1)
-            stays = stays.sigmoid()
-            state, z = stays * state + (1 - stays) * new.tanh(), out.tanh()
-        return torch.cat([rows, z], -1), state
+        return torch.cat([rows, F.embedding(before, head["markov_w1"].weight)], -1)
 
     def logits(self, states: Tensor) -> Tensor:
-        rows, z = states[..., : -self.rank], states[..., -self.rank :]
-        return F.linear(rows, self.lm_head) + self.markov_head["markov_w2"](z)
+        rows, known = states[..., : -self.rank], states[..., -self.rank :]
+        return F.linear(rows, self.lm_head) + self.markov_head["markov_w2"](known)
 
 
 class DFlash2Heads(PathHeads):
@@ -134,10 +113,10 @@ class DFlash2Heads(PathHeads):
     def between(self, layer: Any, name: str, read: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
         return getattr(layer, name)(read, part)
 
-    def joined(self, rows: Tensor, before: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def joined(self, rows: Tensor, before: Tensor) -> Tensor:
         selector = self.candidate_selector
         gate = F.embedding(before, selector.predecessor_codebook) * selector.hidden_projection(rows)
-        return torch.cat([rows, gate], -1), None
+        return torch.cat([rows, gate], -1)
 
     def logits(self, states: Tensor) -> Tensor:
         rows, gate = states[..., : -self.rank], states[..., -self.rank :]
