@@ -1,10 +1,10 @@
-"""Does `treeopt compare` tell domains apart, and leave halves of one alone?
+"""Does `treeopt compare` tell domains apart?
 
-`python benchmarks/domains.py FOLDER gsm8k.jsonl code.jsonl books.jsonl [--num-prompts 120] [--halvings 100]`
+`python benchmarks/domains.py FOLDER gsm8k.jsonl code.jsonl books.jsonl [--num-prompts 120]`
 
 FILES are prompts as `treeopt calibrate` takes them, a domain each. Every one is calibrated on with the demo model and its
 Medusa heads; runs are kept in FOLDER, and a killed benchmark goes on there. Then each plan is judged on every other
-domain, and each domain is halved at random by conversations, again and again.
+domain.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ import argparse
 from itertools import permutations
 from pathlib import Path
 
-import numpy as np
-
 import treeopt
-from treeopt.growth.drift import shifts
 from treeopt.report.wording import per_cent
 
 BUDGET, TOKENS = 16, 48
@@ -27,7 +24,6 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--num-prompts", type=int, default=120)
-    parser.add_argument("--halvings", type=int, default=100)
     asked = parser.parse_args()
     traces = {}
     for file in asked.files:
@@ -39,14 +35,7 @@ def main() -> None:
         print(f"{file.stem}: {traces[file.stem].num_sequences} conversations, {len(traces[file.stem].ranks):,} states")
     for a, b in permutations(traces, 2):
         found = treeopt.compare(traces[a], traces[b], budget=BUDGET)
-        depths = ", ".join(f"{shift.before:.3f} -> {shift.after:.3f}{' *' * shift.moved}" for shift in found.shifts)
-        print(f"{a} -> {b}: {depths}; the plan loses {per_cent(found.losses[0].loss)} %, keep: {found.keep}")
-    for name, trace in traces.items():
-        rng, called = np.random.default_rng(0), 0
-        for _ in range(asked.halvings):
-            halves = np.array_split(rng.permutation(trace.num_sequences), 2)
-            called += any(shift.moved for shift in shifts(*(trace.select(half) for half in halves)))
-        print(f"{name}: {called} of {asked.halvings} halvings are called different")
+        print(f"{a} -> {b}: the plan loses {per_cent(found.losses[0].loss)} %, keep: {found.keep}")
 
 
 if __name__ == "__main__":

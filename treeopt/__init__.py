@@ -290,8 +290,8 @@ def compare(
     Of two measurements without a plan, counters or settings that were run: whether what is served got slower.
 
     >>> found = compare("vicuna-7b-medusa1", "vicuna-7b-medusa1", budget=8)
-    >>> found.keep, len(found.moved), round(found.losses[0].served.tokens_per_step, 2)
-    (True, 0, 2.04)
+    >>> found.keep, round(found.losses[0].served.tokens_per_step, 2)
+    (True, 2.04)
 
     first, others : run directories, results, files of them, or shipped names; the last may be what an engine counted, in
                     several files. Run directories of several drafters are compared by what their plans reach

@@ -16,7 +16,6 @@ from treeopt.engines.measured.survival import CHAIN, OPTIMISTIC
 from treeopt.engines.plans import planned_method
 from treeopt.errors import InvalidInput
 from treeopt.files import places, storage
-from treeopt.growth.drift import measure_for, shifts
 from treeopt.growth.source import Source, source_of
 from treeopt.pipeline.drafters import compare_drafters
 from treeopt.pipeline.search import drafts_of, request_of, served_blocks
@@ -149,10 +148,7 @@ def compare_sides(a: Side, b: Side, batch_size: int | None, budget: int, toleran
         check_alike(a, b)
         request = replace(taken_by_engine(plan), lengths=served_blocks(b.record))
         losses = plan_losses(plan, b.record, latencies, request)
-        moved = shifts(a.record, b.record) if a.record is not None else []
     notes = [*a.notes, *b.notes]
-    if a.record is None:
-        notes.append(f"The trace that {a.name} was made from is not at hand, so depths are not compared.")
     if b.sha256 and b.sha256 in plan.inputs.values():
         notes.append("The plan was made from the same answers, so what it loses there is in-sample, and too little.")
     if a.plan is None:
@@ -173,12 +169,7 @@ def compare_sides(a: Side, b: Side, batch_size: int | None, budget: int, toleran
                 f"{side.name} has no conversations: its counts are taken as independent, so its noise is larger."
             )
     return Compared(
-        names=(a.name, b.name),
-        measure=measure_for(*(side.record for side in (a, b) if side.record is not None)),
-        shifts=tuple(moved),
-        losses=tuple(losses),
-        tolerance=tolerance,
-        notes=tuple(dict.fromkeys(notes)),
+        names=(a.name, b.name), losses=tuple(losses), tolerance=tolerance, notes=tuple(dict.fromkeys(notes))
     )
 
 

@@ -6,7 +6,6 @@ from math import hypot, log
 
 from treeopt.arms.gate import Gate
 from treeopt.files.storage import document
-from treeopt.growth.drift import Shift
 from treeopt.planning.regret import Regret
 from treeopt.records.bootstrap import LEVEL
 from treeopt.records.display import Displayed
@@ -21,22 +20,15 @@ ANOTHER_TIME = 0.03
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Compared(Displayed):
-    """Two sources, A and B: the depths that moved, and what A's plan loses on B.
+    """Two sources, A and B: what A's plan loses on B.
 
-    measure   : what `Shift` compares, top-1 or survival; shifts are empty where A's accuracies are not at hand
     tolerance : share of the throughput that a plan may lose
     """
 
     names: tuple[str, str]
-    measure: str
-    shifts: tuple[Shift, ...]
     losses: tuple[Regret, ...]
     tolerance: float
     notes: tuple[str, ...] = ()
-
-    @property
-    def moved(self) -> tuple[Shift, ...]:
-        return tuple(shift for shift in self.shifts if shift.moved)
 
     @property
     def worst(self) -> Regret:
@@ -54,7 +46,7 @@ class Compared(Displayed):
         return 0 if self.keep else PLAN_ANEW
 
     def document(self) -> dict[str, object]:
-        return {**document(self), "different": bool(self.moved), "keep": self.keep, "status": self.status}
+        return {**document(self), "keep": self.keep, "status": self.status}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

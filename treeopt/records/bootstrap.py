@@ -53,11 +53,10 @@ def drawn_rates(
     return np.concatenate(rates, axis=-1)
 
 
-def interval95(samples: NDArray[np.float64], n: int, *, tests: int = 1) -> tuple[float, float]:
+def interval95(samples: NDArray[np.float64], n: int) -> tuple[float, float]:
     """The 95 % interval of bootstrap draws over ``n`` things: percentiles, widened for few of them.
 
-    The expanded percentile interval (Hesterberg, What Teachers Should Know about the Bootstrap, 2015, section 4.5). Of
-    several ``tests`` all intervals together hold in 95 % of the cases (Bonferroni).
+    The expanded percentile interval (Hesterberg, What Teachers Should Know about the Bootstrap, 2015, section 4.5).
 
     >>> [round(end, 3) for end in interval95(np.linspace(0, 1, 1001), 10_000)]
     [0.025, 0.975]
@@ -66,7 +65,7 @@ def interval95(samples: NDArray[np.float64], n: int, *, tests: int = 1) -> tuple
 
     if n < 2 or len(samples) < 2:
         return float(samples.min()), float(samples.max())
-    tail = float(ndtr(np.sqrt(n / (n - 1)) * stdtrit(n - 1, (1 - LEVEL) / 2 / tests)))
+    tail = float(ndtr(np.sqrt(n / (n - 1)) * stdtrit(n - 1, (1 - LEVEL) / 2)))
     low, high = np.quantile(samples, [tail, 1 - tail])
     return float(low), float(high)
 

@@ -6,7 +6,6 @@ from typing import Any
 from rich.console import RenderableType
 
 from treeopt.arms.gate import INCONCLUSIVE, Gate
-from treeopt.growth.drift import SURVIVAL
 from treeopt.planning.compared import Compared, Comparison, DraftersCompared, GroupsCompared, Winner
 from treeopt.planning.regret import Regret
 from treeopt.records.estimate import Estimate
@@ -82,19 +81,10 @@ def _plan_tables(result: Compared) -> list[Table]:
         Column("best on B:\ntokens/step", lambda regret: f"{regret.best.tokens_per_step:.2f}", spare=3),
         Column("loses %\n[95 % interval]", lambda regret: interval(per_cent(regret.loss), 1)),
     ]
-    table = Table("A's plan on B, beside the best that a search on B would find", plans, result.losses)
-    if not result.shifts:
-        return [table]
-    depths = [
-        Column("depth", lambda shift: str(shift.depth)),
-        Column("A", lambda shift: f"{shift.before:.3f}"),
-        Column("B", lambda shift: f"{shift.after:.3f}"),
-        Column("change [95 % interval]", lambda shift: interval(shift.change, 3)),
-        Column("", lambda shift: "moved" if shift.moved else "noise"),
+    caption = f"A is {result.names[0]}, B is {result.names[1]}."
+    return [
+        Table("A's plan on B, beside the best that a search on B would find", plans, result.losses, caption=caption)
     ]
-    what = "share of steps whose chain survives to a depth" if result.measure == SURVIVAL else "top-1 accuracy"
-    caption = f"A is {result.names[0]}, B is {result.names[1]}. The intervals of all depths hold together."
-    return [Table(f"Guesses at each depth: {what}", depths, result.shifts, caption=caption), table]
 
 
 # Groups of prompts
