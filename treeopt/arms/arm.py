@@ -87,6 +87,7 @@ class Arm:
 class Arms:
     """All arms of a run: arms.json.
 
+    arms     : a list of settings
     meanings : what each column was taken as, by its name in the source: a sentence
     notes    : what a reader of the figures should know
     """

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
 
 FIGURES = ("tree", "accuracy", "groups", "sizes", "latency", "throughput", "accepted", "contenders")
+SCHEMAS = ("calibration", "profile", "plan", "bench", "arms")
 TOPICS = ("calibrations", "profiles", "trees", "drafters", "engines", "acceptance", "layouts", "figures")
 FORMATS = click.option(
     "--format", "formats", multiple=True, default=("png", "svg"), help="Kind of pictures: png, svg; both by default."
@@ -28,8 +29,14 @@ BATCH_SIZE = click.option("--batch-size", type=click.IntRange(1), help="Only of 
 @click.argument("names", nargs=-1, type=click.Path(), metavar="[NAMES]...")
 @FORMATS
 @BATCH_SIZE
+@click.option("--schema", type=click.Choice(SCHEMAS), help="Print the JSON schema of a kind of file.")
 def show(
-    run: RunDirectory, as_json: bool, names: tuple[str, ...], formats: tuple[str, ...], batch_size: int | None
+    run: RunDirectory,
+    as_json: bool,
+    names: tuple[str, ...],
+    formats: tuple[str, ...],
+    batch_size: int | None,
+    schema: str | None,
 ) -> None:
     """Show a tree, draw pictures, or list what has a name.
 
@@ -45,8 +52,13 @@ def show(
         treeopt show --batch-size 4
         treeopt show throughput latency --format svg
         treeopt show engines vllm
+        treeopt show --schema plan
     """
-    if names and names[0] in TOPICS:
+    if schema:
+        from treeopt.report.schemas import json_schema
+
+        show_result(json_schema(schema), None, as_json=True)
+    elif names and names[0] in TOPICS:
         _list(names, as_json)
     elif names and names[0] in FIGURES:
         _draw(run, names, formats, batch_size, as_json)

@@ -34,17 +34,23 @@ NARROWEST = 32  # blocks after which an interval is as narrow as one that holds 
 class Benchmark(JsonRecord):
     """All contenders of one run; they decoded the same prompts, interleaved.
 
-    prompts    : "held out"
-    inputs     : file -> sha256 of what the contenders were predicted from
-    quality    : contender -> its texts as judged by the target, where they depend on the tree
-    loop_share : share of the plain answers that ended in a loop
-    skipped    : prompts or turns that were left out, and why
-    processor_share : processor time of the process over the time that decoding took; None on other devices
+    contenders      : each with its speedup over plain decoding, or over `default plain` where that is faster
+    dtype           : number format
+    prompts         : `held out`
+    inputs          : file to sha256 of what the contenders were predicted from
+    quality         : contender to its texts as judged by the target, where they depend on the tree
+    max_new_tokens  : limit of an answer
+    loop_share      : share of the plain answers that ended in a loop
+    skipped         : prompts or turns that were left out, and why
+    provenance      : whose measurement it is
+    processor_share : processor time of the process over the time that decoding took; less than 0.8: the machine
+                      was busy
     judged          : the contender that decodes as the plan has it
     time_limit_s    : limit of the decoding, where that ended it
     """
 
     file_kind = "bench"
+    first_keys = ("contenders", "rounds")
     contenders: Annotated[tuple[Annotated[Contender, FLAT], ...], Field(min_length=1)]
     dtype: str = "unknown"
     prompts: str | None = None
@@ -151,7 +157,7 @@ class Benchmark(JsonRecord):
             {"name": contender.name, "speedup": document(self.speedup(contender.name)), **document(contender)}
             for contender in self.contenders
         ]
-        return {**super().document(), "contenders": contenders, "rounds": self.rounds}
+        return {**super().document(), "contenders": contenders}
 
 
 def block_prompts(batch_size: int) -> int:

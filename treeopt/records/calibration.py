@@ -31,7 +31,14 @@ LEAST_RIGHT = 0.05  # share of the first guesses of a drafter that works
 
 
 class Counted(TypedDict, total=False):
-    """Hits and trials of all sequences, or of a group of them."""
+    """Hits and trials of all sequences, or of a group of them.
+
+    hits      : [head][rank]: states at which the head had the true token at exactly this rank (not cumulative)
+    trials    : [head]: states at which the head had something to guess; 0 at a depth that none of an engine's
+                drafts came to
+    sequences : answers
+    positions : states
+    """
 
     hits: Required[list[list[Count]]]
     trials: Required[list[Count]]
@@ -40,11 +47,38 @@ class Counted(TypedDict, total=False):
 
 
 class GroupCounts(Counted, total=False):
+    """Counts of a group.
+
+    tokens_per_step : held out, of one tree of 64 rows
+    """
+
     tokens_per_step: EstimatedRate | None
 
 
 class CalibrationFile(Counted, Origins, total=False):
-    """Types of the keys of a file."""
+    """How often each head had the true token at each rank.
+
+    accept                        : [head][rank]: hits / trials, with errors over conversations; without them
+                                    binomial errors are shown
+    survival                      : [depth]: states at which the best candidates down to it were all right; of an
+                                    engine's log with errors, bootstrapped over requests
+    survival_stderr_is_optimistic : whether requests are not told apart, so that drafts count as independent and
+                                    these errors are too small
+    loop_share                    : answers that ended in a loop
+    target_agreement              : of given answers: states at which the target's own first choice is the given
+                                    token
+    drafts                        : of an engine's log: drafts that were verified
+    requests                      : that they were of
+    served_model                  : the model, as the server names it
+    draft_length                  : tokens of a draft; null where there were several lengths
+    draft_lengths                 : length to drafts; {} where only their sum is known, or the drafter ended its
+                                    drafts
+    ends_are_misses               : whether the end of a draft counts as a miss, since the drafter chose it
+    by_length                     : length to the counts of its drafts, where a file tells them apart
+    steps_without_draft           : steps for which the drafter found nothing
+    groups                        : the counts of each group
+    notes                         : of an import: what was done to the numbers, and what had to be assumed
+    """
 
     survival: list[EstimatedShare] | None
     survival_stderr_is_optimistic: bool | None
@@ -53,7 +87,10 @@ class CalibrationFile(Counted, Origins, total=False):
     drafts: Positive | None
     requests: Count | None
     served_model: str | None
+    draft_length: Positive | None
     draft_lengths: dict[str, Count] | None
+    ends_are_misses: bool | None
+    notes: list[str] | None
     groups: dict[str, GroupCounts] | None
     accept: list[list[EstimatedShare]] | None
     by_length: dict[str, Counted] | None

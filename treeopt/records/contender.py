@@ -37,8 +37,17 @@ class Prompt:
 class Answer:
     """What a contender decoded for one prompt, beside the plain answer and the replay.
 
-    prefilled       : tokens that the pass over the prompt emitted, which is no step; engines may verify guesses in it
-    replayed_tokens : tokens that the replayed steps emit, where the answer is not the plain one
+    id               : hash of the conversation
+    steps            : decoding steps
+    tokens           : of the answer
+    identical        : whether it is the plain answer
+    replayed_steps   : by replay of the plain answer; left out where the text depends on the tree
+    replayed_tokens  : that the replayed steps emit, where the answer is not the plain one
+    group            : of the prompt
+    first_difference : place of the first token that differs from the plain answer
+    logit_gap        : between the two tokens there, at the target
+    prefilled        : tokens that the pass over the prompt emitted, which is no step; engines may verify guesses
+                       in it
 
     Until it is compared, which no file has but a journal:
 
@@ -69,7 +78,12 @@ class Answer:
 class Block:
     """Timed steps (all rows live) of one contender on one block of prompts in one round.
 
-    prompts : places of the prompts
+    round    : from 0
+    prompts  : their places
+    tokens   : that the steps emitted
+    steps    : decoding steps
+    decode_s : seconds of the steps
+    group    : a block's prompts are all of one group
 
     Until it is part of a benchmark, which no file has but a journal:
 
@@ -106,10 +120,16 @@ Nats = Annotated[Estimate, Estimated(Finite, Finite)]
 class Quality:
     """What the target thinks of a contender's texts, and how far they are from the reference: plain answers.
 
-    log_likelihood_nats_per_token : of the texts, by the target at temperature 1
-    difference_nats_per_token     : log-likelihood beyond that of the reference, paired by conversation
-    changed_answers_share         : answers that differ from the plain ones at all
-    changed_tokens_share          : tokens outside the blocks that both texts have in order, over the tokens of both
+    log_likelihood_nats_per_token           : of the texts, by the target at temperature 1
+    reference_log_likelihood_nats_per_token : of the reference
+    difference_nats_per_token               : log-likelihood beyond that of the reference, paired by conversation;
+                                              its value follows from the two
+    changed_answers_share                   : answers that differ from the plain ones at all
+    changed_tokens_share                    : tokens outside the blocks that both texts have in order, over the
+                                              tokens of both
+    answers                                 : that were judged
+    tokens                                  : of the texts
+    reference_tokens                        : of the reference
     """
 
     log_likelihood_nats_per_token: Nats
@@ -128,12 +148,20 @@ class Quality:
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """One draft, or plain decoding (a single row), on all prompts; what it answered and what was timed.
+    """One draft, or plain decoding (a lone root), on all prompts; what it answered and what was timed.
 
-    predicted_tokens_per_step : before this run; None where unknown
-    accepted           : how many steps emitted 0, 1, ... guesses; replayed_accepted, how many of the replay
-    predicted_accepted : share of the steps, before this run
-    spread             : whether a server's sum of steps is spread over the answers, whose steps are not known
+    name                      : who it is
+    batch_size                : sequences decoded at once
+    passes                    : forwards of the target in one round, prefills included
+    prefill_s                 : seconds in prefills, all rounds
+    predicted_tokens_per_step : before this run
+    accepted                  : steps that emitted 0, 1, ... guesses
+    replayed_accepted         : likewise, of the replay; left out where the text depends on the tree
+    predicted_accepted        : share of the steps, before this run
+    spread                    : whether a server's sum of steps is spread over the answers, whose steps are not
+                                known; then tokens per step have no error
+    sequences                 : every answer
+    blocks                    : timed steps; speedups are paired by block
     """
 
     first_keys = (
@@ -160,6 +188,7 @@ class Contender:
 
     @cached_property
     def steps(self) -> int:
+        """Decoding steps, summed over answers."""
         return sum(answer.steps for answer in self.sequences)
 
     @cached_property
@@ -191,6 +220,7 @@ class Contender:
 
     @property
     def compared(self) -> int:
+        """Answers that were compared with the plain ones."""
         return len(self.sequences)
 
     @property

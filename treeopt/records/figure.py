@@ -27,13 +27,16 @@ EstimatedAmount = Annotated[Estimate, Estimated(Amount)]
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A draft with its tokens per step and the milliseconds of its step; None where no latency is known.
+    """A draft with its tokens per step and the milliseconds of its step.
 
-    plain_ms      : milliseconds of a plain decoding step at the same batch size
-    rows_per_step : rows verified on average, root included; None where every step verifies as many as it may
-    tokens_per_s  : tokens per second of the whole batch
-    speedup       : tokens per second over those of plain decoding
-    over_chosen   : throughput over that of the draft that was chosen beside it
+    batch_size      : sequences decoded at once
+    tokens_per_step : at least 1, at most one more than the draft is deep
+    step_ms         : milliseconds of its step; left out where no latency is known
+    plain_ms        : milliseconds of a plain decoding step at the same batch size
+    tokens_per_s    : of the whole batch: 1000 × batch_size × tokens_per_step ÷ step_ms
+    speedup         : over plain decoding: tokens_per_step × plain_ms ÷ step_ms
+    over_chosen     : throughput over that of the draft that was chosen beside it
+    rows_per_step   : rows verified on average; left out where every step verifies as many as it may
 
     Of tokens_per_s and speedup the errors alone are read: their values follow from the other numbers.
 

@@ -163,7 +163,10 @@ class ShardRecord(TypedDict):
 class Origins(TypedDict, total=False):
     """Keys that records share.
 
-    source : the options of the session; of imported accuracies the name of what measured them
+    drafter, acceptance : as in the trace
+    answers             : whether they came with the prompts, and what that makes of the figures
+    provenance          : whose measurement it is
+    source              : the options of the session; else who measured: `measured`, `published`, `imported`, `engine log`
     """
 
     drafter: DrafterRecord | None

@@ -42,6 +42,12 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedEngine:
+    """The engine that a plan is for.
+
+    name   : as `treeopt list engines` has it
+    method : one of its ways to speculate
+    """
+
     name: str
     method: str
 
@@ -50,7 +56,10 @@ class PlannedEngine:
 class Basis:
     """How much the chosen draft's tokens per step rest on.
 
-    steps : replayed steps; None where nothing can be replayed, and tokens per step are a product of accuracies
+    sequences     : answers
+    conversations : that they are of
+    steps         : replayed steps; left out where nothing can be replayed, and tokens per step are a product of
+                    accuracies
     """
 
     sequences: Positive | None = None
@@ -60,16 +69,21 @@ class Basis:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PlanEntry(Figure):
-    """The chosen draft for one batch size; a draft of a single row means "do not speculate".
+    """The chosen draft for one batch size, held out where the plan was made from a trace; a lone root means "do not speculate".
 
-    Its tokens per step are held-out (cross-fitted replay) where the plan was made from a trace.
-
-    others        : kind ("tree", "chain", "dynamic") to the best draft of that kind, without the chosen kind; and `EXACT`
-    growth_order  : (path, gain [tokens per step]) of the best fixed tree's nodes, then of the nodes up to the whole budget
-    tied_sizes    : sizes that the data cannot tell from the fastest; where one draft serves a mix, over the mix
-    runner_up     : the fastest draft of another size
-    accepted      : share of the steps that emit 0, 1, ... guesses
-    curve         : the best fixed tree of every size; the settings that were compared, where text is copied
+    context_tokens : of the profile; left out without one
+    tied_sizes     : sizes that the data cannot tell from the fastest; of one draft for a mix, over the mix
+    accepted       : share of the steps that emit 0, 1, ... guesses, held out
+    basis          : how much its tokens per step rest on
+    warnings       : what the search left out or could not know
+    runner_up      : the fastest draft of another size
+    others         : the best draft by kind ("tree", "chain", "dynamic", "ddtree"), but for the chosen kind; its
+                     `over_chosen` compares the two. `plain, exact` is plain decoding by an engine that is told to
+                     be exact, where the same one as it comes is faster, and speedups are over that
+    groups         : the chosen draft on each group of prompts, held out
+    growth_order   : [path, tokens per step that it adds in-sample] of the best fixed tree's nodes in the order in
+                     which they were added; first its own, then on to the whole budget
+    curve          : the best fixed tree of every size; where text is copied, the settings that were compared
     """
 
     context_tokens: Count | None = None
@@ -131,7 +145,15 @@ class PlanEntry(Figure):
 
 @dataclass(frozen=True, kw_only=True)
 class Constraint:
-    """The limits of a search; ``mix`` is the share of the time that each batch size has, where all get one tree."""
+    """The limits of a search.
+
+    budget    : most rows of a draft
+    max_rank  : largest rank of a guess
+    shape     : `sibling-closed` or `chain`
+    max_depth : most guesses in a row
+    mix       : batch size to the share of the time that it has, of any sum, where one tree is for all
+    engine    : the engine and method that the limits stand for
+    """
 
     budget: Positive | None = None
     max_rank: Count | None = None
@@ -143,7 +165,12 @@ class Constraint:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRange:
-    """Batch sizes ``first`` to ``last`` (None: all from ``first`` on) get the draft of ``entries[entry]``."""
+    """Batch sizes that one entry's draft is for.
+
+    first : the smallest
+    last  : the largest; left out for all from `first` on
+    entry : place of the entry, from 0
+    """
 
     first: Positive
     last: Positive | None = None
@@ -223,10 +250,20 @@ def check_schedule(schedule: list[BatchRange], n_entries: int) -> None:
 class Plan(JsonRecord):
     """The drafts that a search chose, and what it knew when it did.
 
-    runtime    : the runtime whose latencies were used · part : the part of a step that they are of; None for whole steps
-    inputs     : file -> sha256 of what the plan was made from
-    provenance : command, time, versions and machine of the search
-    schedule   : ranges of batch sizes, from 1 on without a gap, the last one open
+    entries             : one per batch size
+    schedule            : which entry's draft serves which batch sizes: ranges from 1 on without a gap, the last
+                          one open. Ranges share a draft where it is tied with the best. Left out: every entry from
+                          its batch size up to the next
+    objective           : how trees were grown: `replay` from a trace, `independent` (products of accuracies) from
+                          a calibration, `coverage` from a probe
+    drafter, acceptance : as in the trace
+    constraint          : what the search was allowed
+    runtime             : the runtime whose latencies were used
+    part                : the part of a step that latencies are of, as `linear layers`; left out for whole steps.
+                          Of a part only ratios mean something
+    inputs              : file to sha256 of what the plan was made from
+    provenance          : command, time, versions and machine of the search; one that finds the same again leaves
+                          the file as it is
     """
 
     file_kind = "plan"
@@ -298,19 +335,18 @@ class Plan(JsonRecord):
         """Batch size -> share of the time, where one draft was chosen for all."""
         return self.constraint.mix if self.constraint else None
 
-    def over_mix(self, figures: Callable[[PlanEntry], Figure | None]) -> float | None:
+    def over_mix(self, figures: Callable[[PlanEntry], Figure | None]) -> Estimate | None:
         """Mean tokens per second of one figure of each entry, weighted by its share of the time; None where one is unknown."""
         known = {entry.batch_size: figures(entry) for entry in self.entries}
         rates = {size: figure.tokens_per_s for size, figure in known.items() if figure and figure.tokens_per_s}
         if self.mix is None or len(rates) < len(known):
             return None
-        return sum(self.mix[size] * rate for size, rate in rates.items()) / sum(self.mix.values())
+        return Estimate(sum(self.mix[size] * rate for size, rate in rates.items()) / sum(self.mix.values()))
 
     @property
     def mix_tokens_per_s(self) -> Estimate | None:
         """Mean tokens per second of one draft for a mix, over the time."""
-        ours = self.over_mix(lambda e: e)
-        return None if ours is None else Estimate(ours)
+        return self.over_mix(lambda e: e)
 
     @property
     def mix_speedup(self) -> Estimate | None:

@@ -40,14 +40,23 @@ class AtSetting:
 
 @dataclass(frozen=True)
 class StepTiming(AtSetting):
-    """Latencies of one kind of step: it verifies drafts of ``size`` rows and ``depth``, for ``batch_size`` sequences.
+    """Latencies of one kind of step.
 
-    step_ms        : samples of the whole step
-    round          : round of each sample
-    topk           : of a dynamic tree: the nodes that it expands on each level, and the children of each
+    batch_size     : sequences decoded at once
+    context_tokens : the `--context` that rows were held at, or the median length of the rows while this was timed;
+                     0: not known
+    size           : rows of the draft, root included; left out of plain steps
+    depth          : guesses that the draft accepts at most, below its size; left out of plain steps
+    step_ms        : samples, milliseconds of a step of the whole batch
+    round          : in which part of a round each sample was taken: it is compared with plain steps of the same
+                     number
+    topk           : of a dynamic tree, whose levels are `depth`: the nodes that it expands on each level, and the
+                     children of each
     over_marginals : whether it is a tree over marginals
-    as_it_comes    : whether it is a plain step of an engine in its default setting, where ``autoregressive`` has exact ones
-    depth_assumed  : whether the depth is unknown. The tree is then as deep as the drafter's guesses and its size allow
+    as_it_comes    : whether it is a plain step of an engine in its default setting, where `autoregressive` has
+                     exact ones
+    depth_assumed  : whether the depth is unknown. The draft is then as deep as the drafter's guesses and its size
+                     allow
     """
 
     size: Positive
@@ -83,7 +92,9 @@ class StepTiming(AtSetting):
 class ProfileSetting(AtSetting):
     """A batch size and a context that were measured.
 
-    nominal : whether all rows were held at that context
+    batch_size     : sequences decoded at once
+    context_tokens : that rows were held at, or had
+    nominal        : whether all rows were held at that context
     """
 
     nominal: bool = True
@@ -92,10 +103,19 @@ class ProfileSetting(AtSetting):
 class ProfileInfo(Origins, total=False):
     """Types of the other keys of a file.
 
-    precision       : margin of error of every latency that was aimed at, as a share
-    processor_share : share of the time that the process had the processor
+    precision       : margin of error of every latency that was aimed at: half of its 95 % interval, as a share
+    settings        : what was measured
+    processor_share : processor time of the process over the time that rounds took; less than 0.8: the machine was
+                      busy
+    inputs          : file to sha256 of what the timed drafts were grown on, or of what was read
+    measures        : `step`: whole steps; `linear layers`: those alone; `step (analytical)`: nothing, steps are
+                      computed
+    roofline        : with `--analytical`: what latencies were computed from
     """
 
+    inputs: dict[str, str] | None
+    measures: str | None
+    roofline: dict[str, Any] | None
     precision: NotNegative | None
     settings: list[ProfileSetting] | None
     processor_share: Share | None
@@ -104,6 +124,11 @@ class ProfileInfo(Origins, total=False):
 @dataclass(frozen=True, eq=False, repr=False)
 class LatencyProfile(JsonRecord):
     """Measured step latencies: ``profile.json``.
+
+    points         : steps that verify drafts
+    autoregressive : plain steps, without `size` and `depth`; one for each batch size that is planned for
+    runtime        : whose latencies these are; `weights` is `random weights` where none were loaded; `command` the
+                     one of `--launch`
 
     >>> point = StepTiming(1, 128, size=8, depth=2, step_ms=(3.0,))
     >>> plain = StepTiming(1, 128, size=1, depth=0, step_ms=(2.0,))
