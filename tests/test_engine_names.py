@@ -9,8 +9,8 @@ from treeopt.engines.imports import kinds_named
 from treeopt.engines.registry import engine_named, with_engine
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.pipeline.copied import asked_drafters
-from treeopt.pipeline.launched import engine_of_server
-from treeopt.records.options import BenchOptions, LineOptions
+from treeopt.pipeline.launched import bench_plan, engine_of_server
+from treeopt.records.options import BenchOptions, LineOptions, Server, Source
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import ENGINES, LAUNCHABLE, STEPWISE, RunDirectory
 
@@ -141,3 +141,10 @@ def test_tree_that_an_engine_does_not_take(tmp_path):
         f"At batch size 1 the best draft (8 rows, 3 deep) would bring {tree['tokens_per_step']['value']:.2f} tokens per step, "
         f"the chain of 5 {chain['tokens_per_step']['value']:.2f}.",
     ]
+
+
+def test_clients_of_a_plan(tmp_path):
+    """Numbers of clients go with lengths; a plan has batch sizes."""
+    server = Server(launch="vllm serve m --port {port} {options}", clients=(4,))
+    with pytest.raises(InvalidInput, match="clients goes with lengths"):
+        bench_plan(RunDirectory(tmp_path), Source(), BenchOptions(), server)

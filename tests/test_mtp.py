@@ -214,5 +214,5 @@ def test_layers_that_cannot_be_run_are_refused_by_name(kind, sizes, changes, mes
 
 @pytest.mark.parametrize("name", ["mtp:", "mtp:3"])
 def test_other_words_behind_mtp_are_refused(name):
-    with pytest.raises(InvalidInput, match="must be mtp for MTP heads"):
+    with pytest.raises(InvalidInput, match="must be mtp alone"):
         open_drafter(name, Target(tiny_model()))

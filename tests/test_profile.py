@@ -15,7 +15,7 @@ from treeopt.files.journal import Journal
 from treeopt.growth.source import source_of
 from treeopt.latency.costs import StepCosts, margins_of_error
 from treeopt.latency.measurements import paired_ratios
-from treeopt.latency.rounds import Visit, Visitor, margin_of_error, plan_rounds, time_rounds
+from treeopt.latency.rounds import Visit, Visitor, margin_of_error, plan_rounds, time_steps
 from treeopt.pipeline.profile.placement import placed_sizes, shaped, timing_trees, tree_families
 from treeopt.records.calibration import Calibration
 from treeopt.records.profile import LatencyProfile
@@ -55,7 +55,7 @@ class Clock(Visitor):
 def measured():
     def run(latency, n_trees=1, **options):
         clock = Clock(latency, [Tree.chain(d + 1) for d in range(n_trees)])
-        found = time_rounds(clock, **{"time_limit_s": 1e9, **options})
+        found = time_steps(clock, **{"time_limit_s": 1e9, **options})
         return found.rounds, *found.timings(9)[0]
 
     return run
@@ -131,7 +131,7 @@ class Starved(Slow):
 
 def test_a_machine_that_starves_for_seconds_spoils_no_ratio():
     trees = [Tree.from_choices([[i] for i in range(1 + n)]) for n in range(24)]
-    found = time_rounds(Starved(trees, 1), time_limit_s=120.0, precision=1e-9)
+    found = time_steps(Starved(trees, 1), time_limit_s=120.0, precision=1e-9)
     assert len(found.rounds) >= 7
     assert len({tuple(visit.place for visit in round_) for round_ in found.rounds}) == len(found.rounds)
     ((points, plain),) = found.timings(64)
@@ -146,7 +146,7 @@ def test_a_time_limit_is_kept_or_what_does_not_fit_is_said_before(limit_s, sizes
     """Of 20 trees those far apart stay."""
     trees, said = [Tree.from_choices([[i] for i in range(1 + n)]) for n in range(20)], []
     precision = 1e-9 if limit_s < 1e4 else 0.02
-    found = time_rounds(Slow(trees, 1), time_limit_s=limit_s, precision=precision, progress=said.append)
+    found = time_steps(Slow(trees, 1), time_limit_s=limit_s, precision=precision, progress=said.append)
     assert said[0] == found.plan
     assert len(found.plan.places) == sizes
     assert {len(found.trees[place]) for place in found.plan.places} >= {2, 21}
@@ -269,7 +269,7 @@ def test_rows_stay_about_the_context(session, context):
     target, heads = session.target, session.drafter
     prompts, stop = rows_at(context, [c.first for c in session.prompts.conversations], target)
     visits = StepVisits(Decoder(Setup(target, heads, stop)), prompts, [Tree.dense([2, 2])], 2)
-    rounds = time_rounds(visits, time_limit_s=1e-9).rounds
+    rounds = time_steps(visits, time_limit_s=1e-9).rounds
     half = max(8, context // 16)
     top = min(context + half, CONTEXT)
     lengths = [length for round_ in rounds for visit in round_ for length in visit.lengths]

@@ -144,7 +144,7 @@ def test_groups_are_named_by_a_column_and_few(tmp_path):
     prompts = load(tmp_path, [*rows, '{"prompt": "x", "k": NaN}', {"prompt": "y"}], group_by="k")
     assert [c.group for c in prompts.conversations] == ["a", "1", "(none)", "(none)", "True", "1.5", "(none)", "(none)"]
     assert reasons(prompts) == [(7, "k must be a plain value to group by, but is a list")]
-    with pytest.raises(InvalidInput, match="may have 64 different values, but k has 65"):
+    with pytest.raises(InvalidInput, match="may have 64 different values, but k has more"):
         load(tmp_path, [{"prompt": str(i), "k": i} for i in range(65)], group_by="k")
 
 

@@ -11,7 +11,7 @@ from tests.helpers import steps
 from treeopt.errors import InvalidInput
 from treeopt.growth.source import source_of
 from treeopt.latency.costs import StepCosts
-from treeopt.latency.rounds import time_rounds
+from treeopt.latency.rounds import time_steps
 from treeopt.pipeline.entrants import engine_entrants
 from treeopt.pipeline.profile.timed import all_timings, texts_of
 from treeopt.records.benchmark import AS_IT_COMES, Benchmark
@@ -88,7 +88,7 @@ def test_the_law_of_rows_and_context_is_found_whatever_the_prompts(mix, rows, mo
     monkeypatch.setattr("treeopt.latency.rounds.FEWEST_SAMPLES", 21)
     trace, session = traced(np.random.default_rng(1).permutation(MIXES[mix]).tolist())
     texts, engine = texts_of(trace, session), Lawful()
-    found = time_rounds(StretchVisits(engine, texts, CHAINS, rows), time_limit_s=1e9, precision=1.0)
+    found = time_steps(StretchVisits(engine, texts, CHAINS, rows), time_limit_s=1e9, precision=1.0)
     profile = LatencyProfile(*all_timings({(rows, None): found}))
     contexts = [context for _, context in profile.settings]
     assert len(contexts) == (1 if mix == "alike" else 2)
@@ -126,7 +126,7 @@ def test_texts_stand_for_the_states_of_the_trace():
 
 def test_all_of_a_round_go_on_from_the_same_text_for_as_many_tokens():
     engine, texts = Lawful(), [[1] * n for n in (50, 300, 700)]
-    found = time_rounds(StretchVisits(engine, [texts], CHAINS, 1), time_limit_s=1e-9)
+    found = time_steps(StretchVisits(engine, [texts], CHAINS, 1), time_limit_s=1e-9)
     asked = [length for _, (length,) in engine.asked if length > 16]
     assert asked == [50] * 6 + [300] * 5 + [700] * 5  # the first was to know how long a visit takes
     for number, round_ in enumerate(found.rounds):
@@ -146,7 +146,7 @@ def test_the_drafter_reads_the_prompt_once_in_an_answer_and_not_in_every_stretch
     monkeypatch.setattr("treeopt.latency.rounds.FEWEST_SAMPLES", 41)
     texts = [[1] * n for n in range(280, 321)]
     visits = StretchVisits(ReadsAgain(), [texts], CHAINS, 1, answer_tokens=answer)
-    found = time_rounds(visits, time_limit_s=1e9, precision=1.0)
+    found = time_steps(visits, time_limit_s=1e9, precision=1.0)
     costs = StepCosts(LatencyProfile(*all_timings({(1, None): found})), 1, None)
     for chain in CHAINS:
         steps = answer / (1 + chain.depth / 2)

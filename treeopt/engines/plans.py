@@ -27,10 +27,10 @@ from treeopt.engines.registry import (
 )
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.records.drafters import BLOCKS
-from treeopt.records.exchange import ExportOptions
+from treeopt.records.exchange import Beyond, ExportOptions
 from treeopt.records.figure import Figure
 from treeopt.records.origins import DrafterRecord
-from treeopt.records.plan import ROOT, Beyond, Plan, PlanEntry, Ranges, for_all, merged
+from treeopt.records.plan import ROOT, Plan, PlanEntry, Ranges, for_all, merged
 from treeopt.records.rules import marked_rule, option_of, rule_of
 from treeopt.trees.draft import Draft
 

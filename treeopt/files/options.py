@@ -57,21 +57,34 @@ class Option:
         if self.choices and value not in self.choices:
             return f"must be one of {', '.join(self.choices)}, but got {value!r}"
         for number in value if self.many else [value]:
-            if self.kind in (int, float) and (rule := self._number_fault(number)):
-                return f"{rule}, but got {number!r}"
+            if self.kind not in (int, float):
+                continue
+            if fault := number_fault(number, self.kind, least=self.least, above=self.above, most=self.most):
+                return fault
         return None
 
-    def _number_fault(self, number: Any) -> str | None:
-        if self.kind is int and not isinstance(number, Integral):
-            return "must be a whole number"
-        if not isinstance(number, Real):
-            return "must be a number"
-        value = float(number)
-        if math.isnan(value) or value <= self.above:
-            return f"must be above {self.above:g}"
-        if value < self.least:
-            return f"must be at least {self.least:g}"
-        return f"must be at most {self.most:,}" if value > self.most or value == math.inf else None
+
+def number_fault(
+    number: Any, kind: type, *, least: float = -math.inf, above: float = -math.inf, most: float = math.inf
+) -> str | None:
+    """The rule for a whole number, or for a finite one, that a value breaks, and the value; None for one that fits.
+
+    >>> number_fault(0, int, least=1), number_fault(math.inf, float)
+    ('must be at least 1, but got 0', 'must be a number, but got inf')
+    """
+    rule, is_number = None, isinstance(number, Real) and not isinstance(number, bool)
+    is_whole = is_number and isinstance(number, Integral)
+    if kind is int and not is_whole:
+        rule = "must be a whole number"
+    elif not is_whole and not (is_number and math.isfinite(number)):
+        rule = "must be a number"
+    elif number <= above:
+        rule = f"must be above {above:g}"
+    elif number < least:
+        rule = f"must be at least {least:g}"
+    elif number > most:
+        rule = f"must be at most {most:,}"
+    return rule and f"{rule}, but got {number!r}"
 
 
 def option(text: str, default: Any = None, *, common: bool = False, **about: Any) -> Any:

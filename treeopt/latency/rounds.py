@@ -168,7 +168,7 @@ class Rounds:
         )
 
 
-def time_rounds(
+def time_steps(
     visitor: Visitor,
     *,
     time_limit_s: float,

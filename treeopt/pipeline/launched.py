@@ -61,6 +61,8 @@ def bench_plan(run: RunDirectory, source: Source, options: BenchOptions, server:
 
     A benchmark of every batch size of the plan, or of the one that is asked for; each is kept, and the first is returned.
     """
+    if "clients" in server.given:
+        raise InvalidInput("`clients` goes with `lengths`: leave it out.")
     check_heeded({**source.given, "trees": options.trees, "time_limit_s": options.time_limit_s})
     launcher, plan = Launcher.parse(str(server.launch), server.within_s), run.read_plan()
     batch_size, engine = options.batch_size, _engine_of(plan, options.engine)

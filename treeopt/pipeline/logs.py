@@ -34,7 +34,7 @@ from treeopt.runtime.prompts.encoder import FILES, Encoder, encode_request
 from treeopt.runtime.prompts.messages import Message, read_group
 from treeopt.runtime.prompts.requests import LoggedRequest, requests_in
 from treeopt.runtime.prompts.rows import Record, read_rows
-from treeopt.runtime.prompts.sets import MOST_GROUPS
+from treeopt.runtime.prompts.sets import check_groups
 
 HEEDED = ("column", "group_by", "responses", "chat_template")
 BLOCK = 16  # tokens
@@ -128,8 +128,7 @@ def requests_of(file: Path, encoder: Encoder | None, columns: Prompts) -> Reques
                 answered.append(request)
                 groups.setdefault(request.group, len(groups))
                 tokens += len(request.tokens.prompt) + len(request.tokens.answer)
-            if len(groups) > MOST_GROUPS:
-                raise InvalidInput(f"`group_by` may have {MOST_GROUPS} different values, but {group_by} has more.")
+            check_groups(groups, group_by)
             if tokens > MOST_TOKENS:
                 raise InvalidInput(f"A log may have {MOST_TOKENS:,} tokens, but has more: keep a part of it.")
     rows.check_columns({"`group_by`": group_by})

@@ -22,11 +22,10 @@ from treeopt.pipeline.launched import asked_of, conversations_of
 from treeopt.pipeline.profile.untimed import UNKNOWN_CONTEXT
 from treeopt.pipeline.search import search
 from treeopt.records.calibration import Calibration
-from treeopt.records.exchange import ExportOptions, ImportOptions, TableOptions, Watching
+from treeopt.records.exchange import Beyond, ExportOptions, ImportOptions, TableOptions, Watching
 from treeopt.records.inputs import inputs_of
 from treeopt.records.options import SearchOptions, Source, TreeLimits
 from treeopt.records.origins import Provenance, Runtime
-from treeopt.records.plan import Beyond
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.page import write_report

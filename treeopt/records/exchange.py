@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from treeopt.files.options import Options, option
 from treeopt.records.options import NOISE
 
+Beyond = Literal["off", "last"]  # what a schedule does above the largest batch size that was searched
 DRAFTER = "what makes the drafts, where counters or files do not say it: eagle3, draft-model, ngram, mtp"
 
 
@@ -29,7 +30,7 @@ class Watching(Options):
     clients: Sequence[int] = option(
         "how many prompts are sent at once, one number after another", (1,), least=1, most=4096, common=True
     )
-    beyond: Literal["off", "last"] = option(
+    beyond: Beyond = option(
         "what a schedule does above the largest load that was watched: off decodes plainly, last goes on", "off"
     )
     overwrite: bool = option(
@@ -101,7 +102,7 @@ class ExportOptions(Options):
         "only of this batch size; by default all of the plan's, where the engine takes a schedule", least=1, common=True
     )
     method: str | None = option("one of the engine's ways to speculate; by default the plan's", common=True)
-    beyond: Literal["off", "last"] = option(
+    beyond: Beyond = option(
         "what a schedule does above the largest batch size that was planned: off, it does not speculate; last, it goes on as there",
         "off",
         common=True,

@@ -6,7 +6,7 @@ Each class below is an object of the file, its fields are the object's keys; Non
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Literal, Protocol, TypeVar
+from typing import Annotated, Protocol, TypeVar
 
 from pydantic import BeforeValidator, Field
 
@@ -14,7 +14,7 @@ from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files.fields import Amount, Count, Positive, Share, from_list
 from treeopt.records.display import Exported, one_line, viewer
 from treeopt.records.estimate import Estimate
-from treeopt.records.exchange import ExportOptions
+from treeopt.records.exchange import Beyond, ExportOptions
 from treeopt.records.figure import FLAT, Figure, FigureOfFile, fastest
 from treeopt.records.origins import DrafterRecord, JsonRecord, Provenance, RuleRecord, Runtime
 from treeopt.trees.draft import Draft, draft_tree
@@ -22,7 +22,6 @@ from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Choice, Tree
 
 ROOT = Tree.chain(0)
-Beyond = Literal["off", "last"]  # what a schedule does above the largest batch size that was searched
 EXACT = "plain, exact"  # plain decoding by an engine that is told to be exact, where the same one as it comes is faster
 DraftT = TypeVar("DraftT")  # unbound: the type checker asks for bounds before it knows what Draft has
 Gain = Annotated[tuple[Annotated[Choice, BeforeValidator(from_list)], float], BeforeValidator(from_list)]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import inf, isfinite
+from math import inf
 from typing import Any, NamedTuple
 
 from treeopt.errors import InvalidInput, quoted
+from treeopt.files.options import number_fault
 from treeopt.text.llama_cpp import Cache, Map, Mod, Simple
 from treeopt.text.prompt_lookup import Lookup, SuffixLookup
 from treeopt.text.rules import TextDrafter
@@ -34,11 +35,11 @@ class Option(NamedTuple):
     least: float = 1
     most: float = inf
 
-    def takes(self, value: Any) -> bool:
-        """Whether the engine takes a value."""
+    def fault(self, value: Any) -> str | None:
+        """The rule that a value breaks; None for a value that the engine takes."""
         if self.kind is tuple:
-            return type(value) is tuple
-        return type(value) in (int, self.kind) and self.least <= value <= self.most and isfinite(value)
+            return None if type(value) is tuple else f"must be a list, but got {quoted(value)}"
+        return number_fault(value, self.kind, least=self.least, most=self.most)
 
 
 class EngineDrafter(NamedTuple):
@@ -173,11 +174,8 @@ def text_drafter(name: str, settings: Mapping[str, Any]) -> TextDrafter:
     if missing := [option for option, details in options.items() if details.needed and option not in settings]:
         raise InvalidInput(f"{name} drafts nothing without {' and '.join(missing)}: give it.")
     for option, value in settings.items():
-        if not (rule := options[option]).takes(value):
-            raise InvalidInput(
-                f"{option} of {name} must be of type {rule.kind.__name__} and from {rule.least:g} to {rule.most:g}, but got "
-                f"{quoted(value)}."
-            )
+        if fault := options[option].fault(value):
+            raise InvalidInput(f"{option} of {name} {fault}.")
     parameters = {options[option].parameter: value for option, value in settings.items()}
     drafter: TextDrafter = kind.make(**{**kind.fixed, **parameters})
     return drafter

@@ -18,7 +18,7 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.journal import Journal
 from treeopt.files.notes import note
 from treeopt.growth.source import Source, source_of
-from treeopt.latency.rounds import Rounds, TimingPlan, Visit, Visitor, processor_share, time_rounds
+from treeopt.latency.rounds import Rounds, TimingPlan, Visit, Visitor, processor_share, time_steps
 from treeopt.pipeline.logged import lookups, some_requests
 from treeopt.pipeline.profile.outcome import check_can_join, finish
 from treeopt.pipeline.profile.placement import anew_trees, engine_trees, placed_sizes, timing_trees, tree_families
@@ -206,7 +206,7 @@ def all_rounds(visitor: Visitor, at: Place, limit_s: float, precision: float, jo
             else:
                 advance(event.seconds)
 
-        return time_rounds(visitor, time_limit_s=limit_s, precision=precision, journal=journal, progress=heard)
+        return time_steps(visitor, time_limit_s=limit_s, precision=precision, journal=journal, progress=heard)
 
 
 def texts_of(trace: RankTrace, session: Session) -> list[list[Sequence[int]]]:

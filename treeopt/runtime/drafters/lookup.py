@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treeopt.errors import InvalidInput, quoted
 from treeopt.records.drafters import LOOKED_UP
 from treeopt.records.trace import MISS
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, Drafter, GivenText, TreeTensors
@@ -74,8 +73,6 @@ class PromptLookup(Drafter):
 
 
 def open_lookup(name: str, target: Target, num_heads: int) -> PromptLookup:
-    if name != PromptLookup.kind:
-        raise InvalidInput(f"`drafter` must be {PromptLookup.kind} for a look-up, but got {quoted(name)}.")
     return PromptLookup(target.vocab_size, num_heads)
 
 

@@ -68,8 +68,6 @@ def load_mtp(name: str, target: Target, num_heads: int = DRAFT_DEPTH) -> MtpHead
 
     Raises Unsupported, saying what is missing, where transformers or treeopt cannot run it.
     """
-    if name != MTP:
-        raise InvalidInput(f"`drafter` must be {MTP} for MTP heads, but got {quoted(name)}.")
     check_support(target)
     folder, layer = find_checkpoint(target.name, target.revision), f"model.layers.{target.num_layers}."
     if not any(stored.startswith(layer) for stored in find_tensors(folder).parts):

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from treeopt import demo
-from treeopt.errors import InvalidInput, Unsupported
+from treeopt.errors import InvalidInput, Unsupported, quoted
 from treeopt.files.shell import command_line
 from treeopt.files.storage import sha256_of
 from treeopt.records.drafters import DRAFTERS
 from treeopt.records.origins import DrafterRecord
-from treeopt.runtime.checkpoints import Base, load_heads
+from treeopt.runtime.checkpoints import Base, LoadedHeads, load_heads
 from treeopt.runtime.checkpoints.files import Settings, find_checkpoint
 from treeopt.runtime.checkpoints.reading import NoHeads
 from treeopt.runtime.drafters import part_of
@@ -58,6 +58,8 @@ def open_drafter(
     where = name or target.name
     for kind, row in DRAFTERS.items():
         if name is not None and row.argument and name.partition(":")[0] == row.argument:
+            if name != row.argument:
+                raise InvalidInput(f"`drafter` must be {row.argument} alone, but got {quoted(name)}.")
             drafter = part_of(kind, "opens")(name, target, depth or DRAFT_DEPTH)
             return OpenDrafter(drafter, _record(drafter, name))
     if shipped := _shipped(name, target):
@@ -71,15 +73,8 @@ def open_drafter(
         return OpenDrafter(model, _record(model, name or where, weights))
     embedding = target.model.get_input_embeddings().weight
     base = Base(target.lm_head.weight, embedding, target.config, target.dtype, target.device, num_heads=depth)
-    try:
-        loaded = load_heads(where, base, revision if where == target.name else None)
-    except NoHeads:
-        if name is not None:
-            raise
-        train = command_line("treeopt", "train", "--model", target.name, "--prompts", "PROMPTS", "-o", "HEADS")
-        raise NoHeads(
-            f"{target.name} has no heads of its own: name heads, a draft model or ngram as `drafter`, or train heads: {train}"
-        ) from None
+    own = revision if where == target.name else None
+    loaded = _own_heads(target, base, own) if name is None else load_heads(where, base, own)
     heads: Any = loaded.heads
     if depth is not None and heads.num_heads != depth:
         raise InvalidInput(
@@ -96,6 +91,17 @@ def open_drafter(
     target.read_layers(heads.layers_of(target.num_layers))
     record: DrafterRecord = {**_record(heads, name or where, loaded.files), "layout": loaded.layout}
     return OpenDrafter(heads, record, () if shipped else tuple(loaded.notes))
+
+
+def _own_heads(target: Target, base: Base, revision: str | None) -> LoadedHeads:
+    """The heads in the target's own checkpoint."""
+    try:
+        return load_heads(target.name, base, revision)
+    except NoHeads:
+        train = command_line("treeopt", "train", "--model", target.name, "--prompts", "PROMPTS", "-o", "HEADS")
+        raise NoHeads(
+            f"{target.name} has no heads of its own: name heads, a draft model or ngram as `drafter`, or train heads: {train}"
+        ) from None
 
 
 def _shipped(name: str | None, target: Target) -> tuple[str, str] | None:

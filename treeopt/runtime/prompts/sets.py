@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -140,9 +140,7 @@ def load_prompts(
             f"`prompts` must hold at least one usable prompt, but none of the {rows.n_skipped} in {rows.name} "
             f"is ({rows.reasons('row')})."
         )
-    n_groups = len({conversation.group for conversation in found})
-    if n_groups > MOST_GROUPS:
-        raise InvalidInput(f"`group_by` may have {MOST_GROUPS} different values, but {group_by} has {n_groups}.")
+    check_groups({conversation.group for conversation in found}, group_by)
     kept, fingerprint = _distinct(found, order.seed), rows.fingerprint()
     repeated = drawn.repeated + len(found) - len(kept)
     return PromptSet(kept, rows.name, fingerprint, encoder, tuple(rows.skipped), rows.n_skipped, repeated, order.seed)
@@ -204,6 +202,12 @@ def demo_prompts(
     encoder = Encoder.of_target(target, chat_template=False)
     name = f"{'held-out' if held_out else 'training'} modules of the Python standard library"
     return PromptSet(_distinct(found, seed), name, fingerprint(modules), encoder, seed=seed)
+
+
+def check_groups(groups: Collection[str], group_by: str | None) -> None:
+    """Raise InvalidInput for too many groups."""
+    if len(groups) > MOST_GROUPS:
+        raise InvalidInput(f"`group_by` may have {MOST_GROUPS} different values, but {group_by} has more.")
 
 
 def _distinct(found: Sequence[Conversation], seed: int | None) -> tuple[Conversation, ...]:
