@@ -81,12 +81,15 @@ def test_what_does_not_matter(change):
     assert before.ratio(3, 0).high == pytest.approx(after.ratio(moved[3], moved[0]).high, rel=0.02)
 
 
-def test_a_figure_that_is_well_known_is_taken_as_measured():
+@pytest.mark.parametrize("stderr", [1e-3, 0.0])
+def test_a_figure_that_is_well_known_is_taken_as_measured(stderr):
+    """One without any error has a variance that rounding alone decides: its root was a traceback where that was below 0."""
     arms = [
-        replace(arm, stderr=1e-3, tokens_per_s=arm.tokens_per_s * (1.3 if i == 2 else 1))
+        replace(arm, stderr=stderr, tokens_per_s=arm.tokens_per_s * (1.3 if i == 2 else 1))
         for i, arm in enumerate(sweep())
     ]
     posterior = posterior_of(arms)
+    assert posterior.covariance.diagonal().min() > 0
     for i, arm in enumerate(arms):
         assert arm.tokens_per_s == pytest.approx(posterior.throughput(i), rel=1e-3)
 

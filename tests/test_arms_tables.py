@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 
 from treeopt.arms.arm import Arm
 from treeopt.arms.tables import read_tables
+from treeopt.arms.tuned import read_arms
 from treeopt.errors import InvalidInput
+
+from .helpers.runs import some_bench
 
 FORMS = re.findall(
     r"^===== (.+)\n((?:.*\n)*?)=>\n((?:(?!=====).*\n)*)",
@@ -181,3 +184,10 @@ def test_wide_tables_roundtrip(loads, lengths, data):
     for lines in (by_k, by_c):
         arms = read_tables("\n".join(lines) + "\n", Path("t"), {}).arms
         assert {(arm.k, arm.concurrency): arm.tokens_per_s for arm in arms} == speeds
+
+
+def test_a_file_of_treeopt_is_no_table_of_words(tmp_path):
+    """A benchmark in JSON became arms, and "Serve medusa_choices : [" the advice."""
+    some_bench().save(tmp_path / "arms.txt")
+    with pytest.raises(InvalidInput, match=r"must have .*treeopt.arms/.*but it has 'treeopt.bench/"):
+        read_arms([tmp_path / "arms.txt"])

@@ -327,13 +327,19 @@ def test_rows_are_counted_as_they_are_read():
         list(limit_rows(range(MOST_ROWS + 1), "x"))
 
 
+ROPE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "partial_rotary_factor": 1.0}
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"num_hidden_layers": 10**9}, "may have 1000 layers"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers of a model may be at most 1,000"),
+        ({"max_position_embeddings": 2**31}, "may be at most 16,777,216"),
         ({"vocab_size": 10**12}, "more than these files can hold"),
         ({"num_hidden_layers": 40}, "lacks .* of them"),
         ({"hidden_size": "x"}, "hidden_size"),
+        ({"rope_parameters": ROPE | {"partial_rotary_factor": 10**9}}, "may be at most 1, but"),
+        ({"rope_parameters": ROPE | {"attention_factor": []}}, "must be a loadable .*TypeError"),
         ({"eos_token_id": [[1]]}, "eos_token_id"),
     ],
 )
@@ -341,7 +347,7 @@ def test_a_config_of_another_model_is_refused_at_once(tmp_path, changes, said):
     model_with("config.json", changes)(tmp_path / "copy")
     with pytest.raises(InvalidInput, match=said):
         load_target(str(tmp_path / "copy"))
-    if "1000" in said:
+    if "1,000" in said:
         with pytest.raises(InvalidInput, match=said):
             random_target(str(tmp_path / "copy"), dtype=None, device="cpu", seed=0)
 

@@ -50,7 +50,7 @@ def test_a_gguf_file_of_too_many_layers_is_refused(tmp_path, monkeypatch):
     data, key = file.read_bytes(), b"llama.block_count"
     at = data.index(key) + len(key) + 4  # behind the key stand its type, and its number
     file.write_bytes(data[:at] + (2**24).to_bytes(4, "little") + data[at + 4 :])
-    with pytest.raises(InvalidInput, match="may have 1000 layers"):
+    with pytest.raises(InvalidInput, match="num_layers of a model may be at most 1,000"):
         dequantised(file)
 
 

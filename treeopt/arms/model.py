@@ -27,6 +27,7 @@ from treeopt.records.estimate import Z95, Estimate
 
 Floats = NDArray[np.float64]
 DRAWS = 2000
+LEAST_VARIANCE = 1e-12  # of log throughput
 MISFITS = (0.006, 0.0125, 0.025, 0.05, 0.1, 0.2)  # of an arm, weighted by evidence
 LAUNCH, USUAL = 0.025, 4  # usual standard deviation between launches, and the repeats that it counts as
 LEVEL, DATASET_LEVEL = 10.0, 1.0  # of log plain steps: free, and of a data set beside others
@@ -155,6 +156,7 @@ def posterior_of(arms: Sequence[Arm], *, launch: float | None = None) -> Posteri
     middle = weights @ np.stack(means)
     apart = np.stack(means) - middle
     spread = np.tensordot(weights, np.stack(covariances), 1) + (weights[:, None] * apart).T @ apart
+    np.fill_diagonal(spread, spread.diagonal().clip(LEAST_VARIANCE))  # figures without an error leave none but rounding
     return Posterior(tuple(arms), middle, spread, launches)
 
 

@@ -56,7 +56,7 @@ def _read(path: Path, columns: Mapping[str, str]) -> Arms:
         file = RunDirectory(path).arms
         return Arms.load(file) if file.exists() else read_sweep(path)
     content = load_file(path)
-    if isinstance(content, dict) and str(content.get("schema")).startswith("treeopt.arms/"):
+    if isinstance(content, dict) and str(content.get("schema")).startswith("treeopt."):
         return Arms.load(path)
     return read_tool(content, path) or read_tables(path.read_text("utf-8-sig"), path, columns)
 

@@ -24,9 +24,15 @@ from treeopt.files.places import find_local, user_cache
 from treeopt.files.storage import load_json, sha256_of
 from treeopt.files.writing import folder_made_once
 
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 WIDTHS = ("hidden_size", "n_embd", "d_model")
 MOST_LAYERS = 1000
+MOST_OF = {  # by key of a config
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), MOST_LAYERS),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), 2**24),
+    **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), 1),  # share of a head that is rotated
+    **dict.fromkeys(("rotary_dim", "head_dim"), 2**12),
+    "sliding_window": 2**32,
+}
 MOST_HEADER_BYTES = 2**25  # of a file of safetensors: the names and shapes
 MOST_REASON_CHARS = 200  # of another library's message
 OF_THIS_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # variables of the environment
@@ -74,16 +80,18 @@ def check_folder(folder: Path) -> None:
 
 
 def check_config(config: dict[str, object], file: Path) -> None:
-    """InvalidInput for more layers than any model has: each takes memory before a weight is read."""
+    """InvalidInput for a size that no model has and that takes memory before a weight is read."""
     for part in parts_of(config):
-        for name in LAYERS:
-            if isinstance(number := part.get(name), int) and number > MOST_LAYERS:
-                raise InvalidInput(f"A model may have {MOST_LAYERS} layers, but {file} has {name} {quoted(number)}.")
+        for name, most in MOST_OF.items():
+            size = part.get(name)
+            if size is not None and not (isinstance(size, int | float) and size <= most):
+                raise InvalidInput(f"{name} of a model may be at most {most:,}, but {file} says {quoted(size)}.")
 
 
 def parts_of(config: dict[str, object]) -> list[dict[str, object]]:
-    """A config and those nested in it, as of a model that also sees."""
-    return [config, *(value for value in config.values() if isinstance(value, dict))]
+    """A config and those nested in it, as of a model that also sees, or of a rotation."""
+    nested = (value for value in config.values() if isinstance(value, dict))
+    return [config, *(part for value in nested for part in parts_of(value))]
 
 
 @contextmanager

@@ -203,7 +203,10 @@ def load_target(
         if model.dtype == torch.float64:  # which grouped products of experts do not take
             model.set_experts_implementation("eager")
         title = demo.TITLE if path_or_id == demo.NAME else path_or_id
-        return Target(model, tokenizer, name=title, revision=revision)
+        target = Target(model, tokenizer, name=title, revision=revision)
+        with torch.inference_mode():
+            target.read([[0, 0]])  # what a config says wrongly may be seen in a pass alone
+        return target
 
 
 def check_device(device: str | None) -> str:
