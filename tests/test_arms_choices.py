@@ -185,3 +185,13 @@ def test_groups_that_alternate_are_one_each():
     found = decided(sorted(arms, key=lambda a: a.concurrency))
     assert list(found.groups) == [("", "chat"), ("", "code")]
     assert len(launch_lines(found, "vllm")[0]) == 2
+
+
+def test_off_is_served_only_where_it_was_run_or_between():
+    """At 1 a broken drafter alone was run, and off at 4 alone: that off is best at 1 was said by extrapolation."""
+    failing = [arm("EAGLE", 4, c, 30.0, tokens_per_step=1.0) for c in (1, 2)]
+    found = decided([*failing, arm(c=4, speed=90.0)], lengths=(0,))
+    assert [choice.arm.concurrency for choice in found.choices] == [4]
+    assert "At concurrency 1 broken drafters alone were run: nothing is chosen there. Run off." in found.notes
+    found = decided([*failing, arm(c=1, speed=29.0), arm(c=4, speed=90.0)], lengths=(0,))
+    assert {choice.arm.concurrency: choice.arm.name for choice in found.choices} == {1: "off", 2: "off", 4: "off"}

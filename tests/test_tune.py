@@ -14,18 +14,20 @@ import time
 import tracemalloc
 
 import anyio
+import numpy as np
 import pytest
 
 from treeopt.errors import TreeoptError
 from treeopt.pipeline.tune import _ask_on, tune
 from treeopt.records.exchange import Watching
-from treeopt.report.server_table import first_line_of
+from treeopt.report.server_table import first_line_of, server_table
 from treeopt.serving import watch
 from treeopt.serving.client import KEY, Server
-from treeopt.serving.watch import Recording
+from treeopt.serving.watch import Pace, Recording, Tuned, over_plain
 
 from .conftest import invoke as command
 from .helpers.lying_server import COUNTS, STREAMS, TRANSPORT, Engine, Liar, lying, page, slowly
+from .helpers.runs import shown
 
 SURVIVAL = (0.7, 0.5, 0.3)
 MINUTES = 0.006
@@ -101,6 +103,34 @@ def test_where_speculation_costs_the_plan_is_to_serve_without(run, plain):
     assert found.over_plain.value == pytest.approx(0.6, rel=0.03)
     assert first_line_of(found).startswith("Speculation is slower than plain decoding now: 0.")
     assert found.command == "vllm serve m"
+
+
+def test_a_plain_server_that_counts_drafts_has_none(run):
+    """That acceptance by position is not known, with a refusal of import, was said of a server without a drafter."""
+
+    class Plain(Engine):
+        def metrics(self) -> str:
+            zero = 'vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 0.0\n'
+            return super().metrics() + zero + zero.replace("num_drafts", "num_draft_tokens")
+
+    with lying(Plain((), 0.0012)) as server:
+        found = tune(run, server.url, Watching(minutes=MINUTES))
+    assert first_line_of(found) == "The server decodes without speculation now."
+    assert any(sentence.startswith("No drafts are counted") for sentence in found.unknown)
+    assert "by position" not in " ".join(found.unknown)
+
+
+def test_too_little_traffic_for_an_interval_is_said():
+    mine, plain = Pace(np.array([[250.0, 100.0, 0.2]])), Pace(np.array([[100.0, 100.0, 0.12]]))
+    ratio = over_plain([mine], [plain])
+    found = Tuned(
+        engine="vllm", model="m", tokens_per_step=2.5, paces={4: mine}, plain={4: plain}, over_plain=ratio, unknown=()
+    )
+    first = (
+        "Speculation is not shown to pay now, for too little traffic was watched for an interval: 1.50 times plain's"
+    )
+    assert first_line_of(found).startswith(first)
+    assert "1.50 (too little traffic)" in shown(server_table(found))
 
 
 def test_a_second_watch_adds_to_the_first(run):

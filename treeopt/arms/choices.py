@@ -149,6 +149,10 @@ def decide_arms(
             steps += step_times(posterior, places)
             if choice := decide(posterior, places, tpot_limit):
                 choices.append(choice)
+            elif any(i in posterior.run for i in places):
+                notes.append(
+                    f"At concurrency {cell[2]} broken drafters alone were run: nothing is chosen there. Run off."
+                )
     if not any(arm.k for arm in compared if not arm.tokens_per_s) and any(arm.k for arm in compared):
         notes.append("Only settings in the files were weighed. `lengths` adds some that could be run.")
     return Decided(

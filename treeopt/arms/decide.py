@@ -84,7 +84,7 @@ class Choice:
 def decide(posterior: Posterior, cell: Sequence[int], limit_ms: float | None = None) -> Choice | None:
     """The choice among the arms of one cell whose drafter is not broken; None where none of them was run.
 
-    Where broken drafters alone were run it is off, by what is known of it.
+    Where broken drafters alone were run it is off, if that was run at lower and at higher concurrencies.
 
     cell     : places of its arms in the posterior
     limit_ms : most milliseconds per token of the chosen arm, where any keeps it
@@ -92,7 +92,9 @@ def decide(posterior: Posterior, cell: Sequence[int], limit_ms: float | None = N
     mean, arms = posterior.mean, posterior.arms
     tried = any(i in posterior.run for i in cell)
     able = [i for i in cell if arms[i].drafter not in posterior.broken]
-    run = [i for i in able if i in posterior.run] or [i for i in able if arms[i].k == 0 and tried]
+    run = [i for i in able if i in posterior.run]
+    if tried and not run:
+        run = [i for i in able if arms[i].k == 0 and _lies_between_runs(posterior, i)]
     if limit_ms is not None:
         fast = [i for i in able if posterior.token_ms(i) <= limit_ms]
         if fast_run := [i for i in run if i in fast]:
@@ -120,6 +122,13 @@ def decide(posterior: Posterior, cell: Sequence[int], limit_ms: float | None = N
         following if following.gain >= LEAST_GAIN else None,
         None if limit_ms is None else posterior.token_ms(chosen) <= limit_ms,
     )
+
+
+def _lies_between_runs(posterior: Posterior, i: int) -> bool:
+    """Whether the setting of an arm was run on its data set at lower and at higher concurrencies."""
+    arm, others = posterior.arms[i], [posterior.arms[j] for j in posterior.run]
+    loads = [other.concurrency for other in others if (other.setting, other.dataset) == (arm.setting, arm.dataset)]
+    return bool(loads) and min(loads) <= arm.concurrency <= max(loads)
 
 
 def next_run(posterior: Posterior, i: int, run: Sequence[int]) -> NextRun:

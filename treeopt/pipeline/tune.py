@@ -39,6 +39,7 @@ MOST_REFUSED, REFUSED_S = 20, 1.0  # prompts in a row; that a client waits after
 NEARLY = 0.95  # of the guesses that full drafts would have
 MOST_TIMES_SLOWER = 100  # than plain, that is believed
 MOST_PLAIN = 1.001  # tokens per step without a drafter, but for a request that ended between two counters
+NO_DRAFTS = "No drafts are counted: the server has no drafter, or does not say what it does."
 RESTARTED = "The server restarted while it was watched: what it did before is left out."
 NO_PLAIN = (
     f"What a plain step takes is not known. Serve without the drafter under this load, watch that, and pass its {WATCHED} "
@@ -81,7 +82,7 @@ def tune(run: RunDirectory, url: str, options: Watching) -> Tuned:
         nothing = f"{url} must serve while it is watched, but counted nothing: watch it under load, or `drive` it."
         raise InvalidInput(" ".join([nothing, *late, *unknown]))
     unknown += [RESTARTED] * recording.restarted
-    calibration, (paces, notes) = _calibration(run, options.drafter, unknown), recording.paces()
+    calibration, (paces, notes) = _calibration(run, recording, options.drafter, unknown), recording.paces()
     plain = _plain(beside, recording.engine, unknown) if beside else {}
     both = [size for size in paces if size in plain]
     ratio = over_plain([paces[size] for size in both], [plain[size] for size in both]) if both else None
@@ -215,17 +216,19 @@ def _plain(beside: Recording, engine: str, unknown: list[str]) -> dict[int, Pace
     return paces
 
 
-def _calibration(run: RunDirectory, drafter: str | None, unknown: list[str]) -> Calibration | None:
+def _calibration(
+    run: RunDirectory, recording: Recording, drafter: str | None, unknown: list[str]
+) -> Calibration | None:
     """The run's calibration, of what the drafts counted; None where they do not count by position."""
-    if "spec_" not in (run.path / AFTER).read_text("utf-8"):
-        unknown.append("No drafts are counted: the server has no drafter, or does not say what it does.")
+    if "spec_" not in recording.after:
+        unknown.append(NO_DRAFTS)
         return None
     try:
         calibration = import_accuracies(
             run, [run.path / BEFORE, run.path / AFTER], ImportOptions(drafter=drafter, overwrite=True)
         )
     except TreeoptError as error:
-        unknown.append(f"Acceptance by position is not known. {error}")
+        unknown.append(f"Acceptance by position is not known. {error}" if recording.guesses else NO_DRAFTS)
         return None
     unknown += calibration.meta["notes"]
     return calibration
