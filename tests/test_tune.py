@@ -328,7 +328,7 @@ def test_a_server_that_lies(run, plain, prompts, lie, honest_looks):
     for pace in (*found["paces"], *found["plain"]):
         assert 0.05 <= pace["step_ms"] <= 1e5
     assert found["over_plain"] is None or 0.01 < found["over_plain"]["value"] < 4.4
-    assert all(0 <= share <= 1 for share in found["survival"])
+    assert all(0 <= share["value"] <= 1 for share in found["survival"])
 
 
 def test_a_redirect_names_its_port():
