@@ -14,7 +14,7 @@ import treeopt as api
 from tests.helpers import steps
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.replay import accepted_lengths, record_for, replay_lengths
-from treeopt.latency.rounds import PLAIN_VISITS, time_rounds
+from treeopt.latency.rounds import PLAIN_VISITS, time_steps
 from treeopt.pipeline.plain import behind
 from treeopt.records.contender import Block, Prompt
 from treeopt.records.origins import OURS
@@ -320,7 +320,7 @@ class Fake(Stepper):
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_whole_steps_with_all_rows_live_are_timed(batch_size):
     engine, prompts = Fake(), [[1] * n for n in (5, 9, 7)]
-    found = time_rounds(StretchVisits(engine, [prompts], TREES, batch_size), time_limit_s=1e9)
+    found = time_steps(StretchVisits(engine, [prompts], TREES, batch_size), time_limit_s=1e9)
     assert engine.open == 0  # every answer that was not heard to its end was closed
     assert found.trees == TREES
     ((points, plain),) = found.timings()
@@ -336,7 +336,7 @@ def test_whole_steps_with_all_rows_live_are_timed(batch_size):
 
 def test_answers_too_short_to_be_timed_are_said():
     with pytest.raises(InvalidInput, match="Timing needs answers of more than one token, but 4 prompts gave no step"):
-        time_rounds(StretchVisits(Fake(1), [[[1], [1, 2]]], TREES, 1), time_limit_s=1e9)
+        time_steps(StretchVisits(Fake(1), [[[1], [1, 2]]], TREES, 1), time_limit_s=1e9)
 
 
 @pytest.fixture(scope="module")
