@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
 
 FIGURES = ("tree", "accuracy", "groups", "sizes", "latency", "throughput", "accepted", "contenders")
-SCHEMAS = ("calibration", "profile", "plan", "bench", "arms")
+SCHEMAS = ("calibration", "profile", "plan", "bench", "arms", "score")
 TOPICS = ("calibrations", "profiles", "trees", "drafters", "engines", "acceptance", "layouts", "figures")
 FORMATS = click.option(
     "--format", "formats", multiple=True, default=("png", "svg"), help="Kind of pictures: png, svg; both by default."
@@ -29,7 +29,9 @@ BATCH_SIZE = click.option("--batch-size", type=click.IntRange(1), help="Only of 
 @click.argument("names", nargs=-1, type=click.Path(), metavar="[NAMES]...")
 @FORMATS
 @BATCH_SIZE
-@click.option("--schema", type=click.Choice(SCHEMAS), help="Print the JSON schema of a kind of file.")
+@click.option(
+    "--schema", type=click.Choice(SCHEMAS), help="Print the JSON schema of a kind of file, or of what score prints."
+)
 def show(
     run: RunDirectory,
     as_json: bool,

@@ -28,9 +28,12 @@ ROUNDING = 1e-9  # rates that differ by less are the same sum in another order
 class Score(Displayed):
     """A tree beside the best tree of its size and the smallest tree that is as good.
 
-    smallest      : None if no tree up to the given one's size is as good
-    distance      : its error is paired by conversation, and None without a trace
-    unknown_nodes : number of nodes whose ranks or depths the record does not have
+    given         : replayed on the trace, with an error over conversations; from a calibration the product, without one
+    best          : the best tree of that size; held out where there is a trace
+    smallest      : the smallest grown tree that reaches as much; None where none of up to as many rows does
+    distance      : share of the best tree's tokens per step that it lacks; its error is paired by conversation
+    unknown_nodes : guesses of ranks or depths that the record does not know; they count as never accepted
+    notes         : what a reader of the figures should know
     """
 
     given: Figure

@@ -207,6 +207,6 @@ class LatencyProfile(JsonRecord):
             if isinstance(timing, dict):
                 timing |= {"size": 1, "depth": 0, **timing}
         profile = storage.typed(cls, {**document, "info": {}}, path)
-        info = {k: v for k, v in document.items() if k not in ("schema", "shown", *cls.__dataclass_fields__)}
+        info = {k: v for k, v in document.items() if k not in ("schema", *cls.__dataclass_fields__)}
         checked = storage.typed(ProfileInfo, info, path)
         return replace(profile, info=info | ({"settings": checked["settings"]} if "settings" in info else {}))

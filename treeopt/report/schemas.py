@@ -14,6 +14,7 @@ from pydantic_core import core_schema
 from treeopt.arms.arm import Arms
 from treeopt.files.fields import adapter
 from treeopt.files.storage import keys_of, schema
+from treeopt.growth.score import Score
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import CalibrationFile
 from treeopt.records.contender import Contender
@@ -26,6 +27,7 @@ KINDS: dict[str, Any] = {
     "plan": Plan,
     "bench": Benchmark,
     "arms": Arms,
+    "score": Score,
 }
 NUMBER = {"type": "number"}
 PARTS = {
@@ -66,6 +68,10 @@ def json_schema(kind: str) -> dict[str, Any]:
         info = _named(adapter(ProfileInfo).json_schema(schema_generator=Described))
         made["properties"] |= info["properties"]
         made["$defs"] |= info["$defs"]
+    if made["properties"].pop("given", None):
+        figure = made["$defs"]["Figure"]
+        made["properties"] = figure["properties"] | made["properties"]
+        made["required"] = [*figure["required"], *(name for name in made["required"] if name != "given")]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "description": made["description"],
