@@ -25,6 +25,7 @@ from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
+from treeopt.report.plan_verdict import best_speculation
 from treeopt.text.engines import KINDS, text_drafter
 from treeopt.text.settings import fits, sought, usual
 from treeopt.trees.draft import COPIED, CopiedText
@@ -117,6 +118,9 @@ def test_dear_rows_are_verified_less_and_at_last_not_at_all(run, row_ms):
         assert not any("No profile" in said for said in entry.warnings)
         if row_ms == 30.0:
             assert not entry.speculates
+            best = best_speculation(entry)
+            assert best.speedup < 1
+            assert best in entry.others.values()
             continue
         expected = figure.tokens_per_step / (1 + row_ms / 10 * (figure.rows_per_step - 1))
         assert figure.speedup == pytest.approx(expected, rel=0.02)

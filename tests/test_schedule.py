@@ -25,7 +25,7 @@ from treeopt.planning.select import Selection
 from treeopt.planning.table import Candidate, Table
 from treeopt.records.calibration import Calibration
 from treeopt.records.exchange import ExportOptions
-from treeopt.records.plan import Plan, PlanEntry, PlannedEngine
+from treeopt.records.plan import BatchRange, Plan, PlanEntry, PlannedEngine
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.report.export_notes import load_notes
 from treeopt.report.plan_table import certainty, mixture, schedule, trees_table
@@ -123,6 +123,13 @@ def test_what_is_not_known_between_batch_sizes_is_not_claimed():
     unknown = plan_trees(calibration(), request=PlanRequest(batch_sizes=[2, 8]))
     assert "Between these the next smaller one's goes on." in schedule(unknown)
     assert schedule(unknown).endswith("Above 8 nothing was searched, and below 2.")
+
+
+def test_a_range_with_another_draft_than_the_best_of_a_batch_size_says_so():
+    plan = searched(1, 4)
+    plan = replace(plan, schedule=[BatchRange(first=1, last=None, entry=0)])
+    assert plan[4].draft != plan[1].draft
+    assert f"Tied: {plan[1].draft.words} with {plan[4].draft.words} at batch size 4." in schedule(plan)
 
 
 def test_a_mix_has_totals():

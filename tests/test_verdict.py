@@ -16,12 +16,13 @@ from treeopt.records.exchange import ExportOptions
 from treeopt.records.figure import Figure
 from treeopt.records.inputs import inputs_of
 from treeopt.records.options import SearchOptions
+from treeopt.records.plan import PlannedEngine
 from treeopt.records.profile import LatencyProfile
 from treeopt.report.bench_table import bench_table
 from treeopt.report.figures.registry import Inputs
 from treeopt.report.page import write_report
 from treeopt.report.plan_table import certainty, plan_table, trees_table
-from treeopt.report.plan_verdict import described, doubts, predicted_doubts, recommendations
+from treeopt.report.plan_verdict import described, doubts, next_commands, predicted_doubts, recommendations
 from treeopt.report.verdict import measured, weighed
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
@@ -302,3 +303,12 @@ def test_a_tree_that_was_timed_faster_than_a_plain_step_is_planned_as_one():
         assert all(p.tokens_per_s / plain.tokens_per_s <= p.tokens_per_step * (1 + 1e-9) for p in entry.curve)
         if entry.chosen.speedup.high and entry.chosen.size in (2, 3, 4):
             assert entry.chosen.speedup.high <= entry.chosen.tokens_per_step.high + 1e-9
+
+
+def test_a_search_says_what_to_run_next_where_it_speculates(run):
+    plan = run.read_plan()
+    assert next_commands(run, plan) == f"Next: {run.command('bench')}, or {run.command('export', '--to', 'ENGINE')}."
+    planned = replace(plan.constraint, engine=PlannedEngine(name="sglang", method="dynamic-tree"))
+    assert "--to sglang" in next_commands(run, replace(plan, constraint=planned))
+    plain = replace(plan, entries=tuple(entry.served(entry.plain) for entry in plan.entries))
+    assert next_commands(run, plain) == ""

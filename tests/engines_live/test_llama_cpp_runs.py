@@ -43,7 +43,7 @@ def survival(*files: Path, into: Path) -> list[float]:
     """What `treeopt import` makes of the files."""
     treeopt("import", "--run", into, "--drafter", "draft-model", *files)
     found: dict[str, Any] = json.loads((into / "calibration.json").read_text(encoding="utf-8"))
-    return found["survival"]
+    return [share["value"] for share in found["survival"]]
 
 
 def test_it_answers_as_transformers_does(served):

@@ -19,14 +19,14 @@ def settings_table(plan: Plan, caption: str = "") -> Table:
     columns = [
         Column("batch", lambda row: str(row[0].batch_size)),
         Column("drafter", _drafter, names=True),
-        Column("tokens/step", lambda row: pm(row[2].tokens_per_step)),
+        Column("tokens/step", lambda row: pm(row[2].tokens_per_step), spare=1 if is_timed else 0),
         Column("setting", lambda row: _setting(row[2]), wraps=True),
-        Column("rows/step", lambda row: pm(row[2].rows_per_step), spare=2),
+        Column("rows/step", lambda row: pm(row[2].rows_per_step), spare=3),
     ]
     if is_timed:
         columns.insert(2, Column("speedup", lambda row: timed(row[2].speedup)))
-        columns.append(Column("step ms", lambda row: timed(row[2].step_ms), spare=3))
-    columns.append(Column("row may cost\n[plain steps]", lambda row: pm(row[2].break_even), spare=1))
+        columns.append(Column("step ms", lambda row: timed(row[2].step_ms), spare=4))
+    columns.append(Column("row may cost\n[plain steps]", lambda row: pm(row[2].break_even), spare=2))
     usual = USUAL_IS if any(USUAL in entry.others for entry in plan.entries) else ""
     return Table(
         "The best setting for each batch size" if is_timed else "The setting that emits the most tokens per step",
