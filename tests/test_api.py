@@ -280,3 +280,18 @@ profile_from_file(RunDirectory(folder / "run"), folder / "steps.csv")
     printed = in_new_python(code, str(tmp_path))
     assert printed.startswith("quiet")
     assert "INFO:treeopt:2 of 2 latencies have one sample each" in printed
+
+
+def test_the_seed_of_the_prompts_is_that_of_training(tmp_path, monkeypatch):
+    """By the API as by the command."""
+    recipes = []
+
+    def job(folder, source, recipe, mixed_precision):
+        recipes.append(recipe)
+        raise treeopt.InvalidInput("enough")
+
+    monkeypatch.setattr("treeopt.pipeline.train.TrainingJob", job)
+    with pytest.raises(treeopt.InvalidInput, match="enough"):
+        treeopt.train(tmp_path / "heads", prompts=treeopt.Prompts(seed=7))
+    assert "enough" in command("train", "--seed", "7", "-o", tmp_path / "heads", code=1)
+    assert [recipe.seed for recipe in recipes] == [7, 7]

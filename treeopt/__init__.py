@@ -36,7 +36,6 @@ from treeopt.records.options import (
     Model,
     ProfileOptions,
     Prompts,
-    SearchOptions,
     Server,
     TrainOptions,
     TreeLimits,
@@ -86,7 +85,7 @@ FUNCTIONS = (
     "open", "calibrate", "requests", "profile", "search", "bench", "tune", "compare", "score", "train", "export", "load",
 )  # fmt: skip
 OPTIONS = (
-    "Model", "Prompts", "CalibrateOptions", "Workers", "ProfileOptions", "SearchOptions", "TreeLimits", "BenchOptions", "Server",
+    "Model", "Prompts", "CalibrateOptions", "Workers", "ProfileOptions", "TreeLimits", "BenchOptions", "Server",
     "TableOptions", "Watching", "TrainOptions", "ExportOptions",
 )  # fmt: skip
 __all__ = [*FUNCTIONS, *TYPES, *OPTIONS, "InvalidInput", "OutOfRange", "TreeoptError", "Unsupported"]
@@ -136,7 +135,8 @@ def calibrate(
     from treeopt.pipeline.session import source_of
 
     wanted = with_given(options or CalibrateOptions(), num_prompts=num_prompts, max_new_tokens=max_new_tokens)
-    return calibrate_run(_opened(run), source_of(model, drafter, prompts, rule), wanted)
+    _, record = calibrate_run(_opened(run), source_of(model, drafter, prompts, rule), wanted)
+    return record
 
 
 def requests(
@@ -219,6 +219,7 @@ def search(
     limits      : what trees may be chosen among
     """
     from treeopt.pipeline.search import search_in_memory
+    from treeopt.records.options import SearchOptions
 
     wanted = with_given(SearchOptions(), budget=budget, batch_sizes=batch_sizes, context=context, engine=engine)
     return search_in_memory(calibration, profile, run=run, default=RUN, options=wanted, limits=limits or TreeLimits())

@@ -35,9 +35,10 @@ def parted(options, *kinds):
 
 
 def calibrate(run, session, *, counts=None, probe_rounds=2, **options):
-    return treeopt.pipeline.calibrate.calibrate(
+    calibration, _ = treeopt.pipeline.calibrate.calibrate(
         run, session, *parted(options, CalibrateOptions), counts=counts, probe_rounds=probe_rounds
     )
+    return calibration
 
 
 def profile(run, session, *, max_new_tokens=128, **options):

@@ -130,8 +130,7 @@ def calibrate(
     from treeopt.pipeline.calibrate import calibrate_run
     from treeopt.report.tables import calibration_table
 
-    calibrate_run(run, typed_source(model, prompts, rule), replace(options, workers=workers))
-    result = run.read_calibration()
+    result, _ = calibrate_run(run, typed_source(model, prompts, rule), replace(options, workers=workers))
     show_result(result.document(), calibration_table(result), as_json)
 
 
@@ -364,5 +363,5 @@ def train(
     from treeopt.report.tables import training_table
 
     source = typed_source(model, prompts, rule)
-    training = train(output, source, replace(recipe, seed=source.seed or 0), texts, workers)
+    training = train(output, source, recipe, texts, workers)
     show_result(training.document(), training_table(training.record, training.command), as_json)

@@ -54,12 +54,13 @@ BLOCK_WAVES = 4
 SAME_TARGET = 0.98  # share of greedy answers' tokens that their target chooses again, rounding aside
 
 
-def calibrate_run(run: RunDirectory, source: Source | Session, options: CalibrateOptions) -> RankTrace | Probe:
-    """Calibrate a model, here or by workers: the run's trace, or its probe."""
+def calibrate_run(
+    run: RunDirectory, source: Source | Session, options: CalibrateOptions
+) -> tuple[Calibration, RankTrace | Probe]:
+    """Calibrate a model, here or by workers; see `calibrate`."""
     with run.writing(), cluster_of(options.workers) as cluster:
         session = session_of(run, source, overwrite=options.overwrite, cluster=cluster)
-        calibrate(run, session, options)
-        return run.read_probe() if run.probe.exists() else run.read_trace()
+        return calibrate(run, session, options)
 
 
 def calibrate(
@@ -69,9 +70,9 @@ def calibrate(
     *,
     counts: Counts | None = None,
     probe_rounds: int = 2,
-) -> Calibration:
+) -> tuple[Calibration, RankTrace | Probe]:
     """Measure the drafter's ranks on the session's first conversations, or its shard of them; under typical acceptance,
-    probe them too.
+    probe them too. Returns the summary of the trace, and the trace or the probe.
 
     counts       : what is recorded; by default the ranks and topks of the options
     probe_rounds : 1 where another one follows as soon as there is a profile (`probe_again`)
@@ -104,7 +105,7 @@ def calibrate(
     run.replace_accuracies(calibration, trace, probe)
     discard(run.partial("probe"))
     discard(folder)
-    return calibration
+    return calibration, trace if probe is None else probe
 
 
 def summary(trace: RankTrace, provenance: Provenance) -> Calibration:

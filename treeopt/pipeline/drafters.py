@@ -1,18 +1,22 @@
 """Runs of several drafters for one model on one machine: what their plans reach, and which is fastest."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 from treeopt.errors import OutOfRange
 from treeopt.files.places import distinct
-from treeopt.planning.compared import DrafterFigure, DraftersCompared
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.inputs import changed
 from treeopt.records.origins import OURS, Origin, check_same_origin
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rundir import RunDirectory
-from treeopt.report.figures.registry import Inputs
+
+if TYPE_CHECKING:
+    from treeopt.planning.compared import DrafterFigure, DraftersCompared
 
 
 def compare_drafters(runs: Sequence[RunDirectory], *, batch_size: int | None = None) -> DraftersCompared:
@@ -20,6 +24,8 @@ def compare_drafters(runs: Sequence[RunDirectory], *, batch_size: int | None = N
 
     Raises InvalidInput for runs of several models or machines, OutOfRange where none has the batch size.
     """
+    from treeopt.planning.compared import DraftersCompared
+
     names = distinct([run.path.name or str(run.path) for run in runs])
     found, origins = [], []
     for run, name in zip(runs, names, strict=True):
@@ -48,6 +54,8 @@ def compare_drafters(runs: Sequence[RunDirectory], *, batch_size: int | None = N
 def benches_of(run: RunDirectory, plan: Plan) -> dict[int, Benchmark]:
     """Batch size -> the benchmark of the plan as it is now, by the runtime that the latencies are of."""
     if (plan.runtime or {}).get("name") in (None, OURS):
+        from treeopt.report.figures.registry import Inputs
+
         return Inputs(run).benches()
     loaded = [Benchmark.load(file) for file in run.engine_benches()]
     return {bench.contenders[0].batch_size: bench for bench in loaded if not changed(run, bench.inputs or {})}
@@ -55,6 +63,8 @@ def benches_of(run: RunDirectory, plan: Plan) -> dict[int, Benchmark]:
 
 def figure_of(drafter: str, entry: PlanEntry, bench: Benchmark | None) -> DrafterFigure | None:
     """What was measured of the plan's draft, or predicted; None where nothing is known of its speed."""
+    from treeopt.planning.compared import DrafterFigure
+
     if bench and bench.speedup(bench.judged):
         setting = "" if bench.judged == "chosen" else bench.judged
         return DrafterFigure(drafter=drafter, figure=bench.figure(bench.judged), setting=setting, is_measured=True)

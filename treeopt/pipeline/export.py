@@ -15,7 +15,6 @@ from treeopt.files.places import located
 from treeopt.files.shell import shell_word
 from treeopt.files.storage import read_text
 from treeopt.files.writing import LOCK, replace_together, sole_writer, write_text
-from treeopt.growth.source import source_of
 from treeopt.pipeline.drafters import benches_of
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import Benchmark
@@ -85,6 +84,8 @@ def _heads_of(run: RunDirectory) -> int | None:
     """The guesses that the run's drafter has heads or a block for; None where there may be any number."""
     if run.accuracies() in ([], [run.requests]):
         return None
+    from treeopt.growth.source import source_of
+
     return source_of(read_planned(run)[1]).drafter_heads
 
 

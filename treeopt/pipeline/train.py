@@ -68,6 +68,8 @@ def train(folder: Path, source: Source | Session, recipe: Recipe, wanted: TrainO
             "The model writes answers to learn from greedily or with `rule=sample`, but got "
             f"`rule={source.rule}`: leave it out."
         )
+    if source.seed is not None:
+        recipe = replace(recipe, seed=source.seed)
     _check_folder(folder, recipe.kind)
     with cluster_of(workers) as cluster, writing_heads(folder, wanted.answers):
         job = TrainingJob(folder, located_source(source), recipe, wanted.mixed_precision)
