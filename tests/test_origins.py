@@ -18,11 +18,11 @@ from treeopt.pipeline.calibrate import first_conversations
 from treeopt.pipeline.export import export
 from treeopt.pipeline.profile.outcome import check_can_join
 from treeopt.pipeline.profile.untimed import profile_from_file
-from treeopt.records.inputs import stale_plan
 from treeopt.records.origins import Origin, Origins, Provenance, RuleRecord, same_origin
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rules import RULES
 from treeopt.records.rundir import RunDirectory
+from treeopt.records.stale import stale_plan
 
 from .conftest import invoke, random_trace, treeopt
 from .helpers.runs import some_profile

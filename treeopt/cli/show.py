@@ -153,7 +153,7 @@ def _show_tree(run: RunDirectory, names: Sequence[str], batch_size: int | None, 
             raise InvalidInput(f"One tree is shown at a time, but got {', '.join(names)}.")
         tree = named_tree(names[0], batch_size=batch_size)
     else:
-        from treeopt.records.inputs import stale_plan
+        from treeopt.records.stale import stale_plan
 
         plan = run.read_plan()
         note(*stale_plan(run, plan))

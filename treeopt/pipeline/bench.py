@@ -18,13 +18,14 @@ from treeopt.pipeline.entrants import engine_entrants, own_entrants
 from treeopt.pipeline.logged import copied_entrants, prompts_of, some_requests, tried_drafts
 from treeopt.records.benchmark import block_prompts
 from treeopt.records.contender import Prompt
-from treeopt.records.inputs import inputs_of, not_a_check, read_timed, stale_plan, timed_elsewhere
+from treeopt.records.inputs import inputs_of, not_a_check, read_timed, timed_elsewhere
 from treeopt.records.options import BenchOptions, CalibrateOptions
 from treeopt.records.origins import Origin, check_same_origin
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.pools import RANKS_ALONE
 from treeopt.records.rules import marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
+from treeopt.records.stale import stale_plan
 from treeopt.records.trace import Answers
 from treeopt.report.verdict import missing
 

@@ -26,22 +26,14 @@ from treeopt.planning.request import REQUEST, PlanRequest
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.drafters import COUNTED
-from treeopt.records.inputs import (
-    Accuracies,
-    Result,
-    broken,
-    load_result,
-    read_grown_on,
-    read_planned,
-    read_timed,
-    stale_plan,
-)
+from treeopt.records.inputs import Accuracies, Result, broken, load_result, read_grown_on, read_planned, read_timed
 from treeopt.records.options import CompareOptions, SearchOptions, TreeLimits
 from treeopt.records.origins import Origin, check_same_origin, same_origin
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
+from treeopt.records.stale import stale_plan
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import progress
 

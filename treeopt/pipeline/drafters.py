@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from treeopt.errors import OutOfRange
 from treeopt.files.places import distinct
 from treeopt.records.benchmark import Benchmark
-from treeopt.records.inputs import changed
 from treeopt.records.origins import OURS, Origin, check_same_origin
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rundir import RunDirectory
+from treeopt.records.stale import changed
 
 if TYPE_CHECKING:
     from treeopt.planning.compared import DrafterFigure, DraftersCompared
@@ -53,6 +53,8 @@ def compare_drafters(runs: Sequence[RunDirectory], *, batch_size: int | None = N
 
 def benches_of(run: RunDirectory, plan: Plan) -> dict[int, Benchmark]:
     """Batch size -> the benchmark of the plan as it is now, by the runtime that the latencies are of."""
+    if not run.benches():
+        return {}
     if (plan.runtime or {}).get("name") in (None, OURS):
         from treeopt.report.figures.registry import Inputs
 

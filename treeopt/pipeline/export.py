@@ -19,10 +19,11 @@ from treeopt.pipeline.drafters import benches_of
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.exchange import ExportOptions
-from treeopt.records.inputs import model_and_drafter, read_planned, read_timed, stale_plan
+from treeopt.records.inputs import model_and_drafter, read_planned, read_timed
 from treeopt.records.plan import Plan, by_batch_size, for_all
 from treeopt.records.rules import marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
+from treeopt.records.stale import stale_plan
 from treeopt.report.export_notes import load_notes
 from treeopt.report.plan_verdict import doubts
 from treeopt.report.verdict import slowdown, times, timing_caveats

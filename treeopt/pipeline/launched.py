@@ -35,12 +35,13 @@ from treeopt.planning.table import Candidate
 from treeopt.records.benchmark import FEWEST_LAUNCHES, Benchmark
 from treeopt.records.contender import Block, Prompt
 from treeopt.records.exchange import ExportOptions
-from treeopt.records.inputs import inputs_of, model_and_drafter, stale_plan
+from treeopt.records.inputs import inputs_of, model_and_drafter
 from treeopt.records.options import BenchOptions, Prompts, Server, Source
 from treeopt.records.origins import Provenance, Runtime
 from treeopt.records.plan import Plan, PlanEntry, for_all
 from treeopt.records.rules import rule_of
 from treeopt.records.rundir import LAUNCHABLE, LAUNCHED, RunDirectory
+from treeopt.records.stale import stale_plan
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import progress
 from treeopt.runtime.prompts.encoder import dialogue, plain_text

@@ -20,6 +20,7 @@ from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
+from treeopt.records.stale import changed
 from treeopt.records.trace import RankTrace
 
 Accuracies = RankTrace | Probe | Calibration
@@ -31,7 +32,6 @@ BROKEN = (
     "template differs; the target is quantised; it reads other layers than it was trained on. Serve without it until guesses are "
     "right."
 )
-INPUTS = ("trace.npz", "probe.npz", "requests.npz", "calibration.json", "profile.json", "plan.json")  # of a run
 
 
 def load_result(path: str | Path) -> Result:
@@ -128,35 +128,6 @@ def find_latencies(
 def inputs_of(*files: Path) -> dict[str, str]:
     """Name to sha256 of the files that a result was made from."""
     return {file.name: sha256_of(file) for file in files}
-
-
-def changed(run: RunDirectory, inputs: Mapping[str, str], *, or_gone: bool = False) -> list[str]:
-    """Names of the run's files that changed since a result was made from them: the result is stale.
-
-    or_gone : whether a file that is missing has changed too
-    """
-    names = []
-    for name, sha256 in inputs.items():
-        file = run.path / name
-        if name in INPUTS and (sha256_of(file) != sha256 if file.is_file() else or_gone):
-            names.append(name)
-    return names
-
-
-def made_from(run: RunDirectory, file: Path, inputs: Mapping[str, str] | None) -> list[str]:
-    """A sentence on each file of the run that changed, or is gone, since the result in ``file`` was made from it."""
-    sentences = []
-    for name in changed(run, inputs or {}, or_gone=True):
-        is_there = (run.path / name).is_file()
-        what = f"another {name} than the one here now" if is_there else f"{name}, which is not here any more"
-        sentences.append(f"{file.name} was made from {what}.")
-    return sentences
-
-
-def stale_plan(run: RunDirectory, plan: Plan) -> list[str]:
-    """Sentences that say why the run's plan is stale, each with the command that makes it again."""
-    again = run.command("search")
-    return [f"{sentence} Make it again with: {again}" for sentence in made_from(run, run.plan, plan.inputs)]
 
 
 def timed_elsewhere(plan: Plan, profile: LatencyProfile | None, bench: Benchmark) -> str:

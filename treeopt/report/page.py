@@ -19,11 +19,12 @@ from treeopt.errors import OutOfRange
 from treeopt.files import storage, writing
 from treeopt.files.shell import command_line, printable
 from treeopt.records.benchmark import Benchmark
-from treeopt.records.inputs import made_from, model_and_drafter, not_a_check
+from treeopt.records.inputs import model_and_drafter, not_a_check
 from treeopt.records.origins import Provenance
 from treeopt.records.plan import EXACT, Plan, PlanEntry
 from treeopt.records.rules import option_of
 from treeopt.records.rundir import RunDirectory, maker
+from treeopt.records.stale import made_from
 from treeopt.report.bench_table import about_rule, bench_tables, group_table, has_one_text, text_price
 from treeopt.report.figures import Picture, pictures, svg_element
 from treeopt.report.figures.registry import Inputs

@@ -14,7 +14,6 @@ from treeopt.files.places import shipped
 from treeopt.files.shell import command_line
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
-from treeopt.records.inputs import changed
 from treeopt.records.origins import Provenance
 from treeopt.records.plan import Plan
 from treeopt.records.probe import Probe
@@ -22,6 +21,7 @@ from treeopt.records.profile import LatencyProfile
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rules import option_of, rule_of
 from treeopt.records.rundir import DECODERS, ENGINES, LAUNCHABLE, RunDirectory, maker
+from treeopt.records.stale import changed
 from treeopt.records.trace import RankTrace
 from treeopt.report.verdict import slowdown
 from treeopt.report.wording import count

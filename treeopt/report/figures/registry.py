@@ -15,10 +15,11 @@ from treeopt.growth.probed import COVERAGE
 from treeopt.growth.source import source_of
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
-from treeopt.records.inputs import Accuracies, changed, read_grown_on, read_timed, timed_elsewhere
+from treeopt.records.inputs import Accuracies, read_grown_on, read_timed, timed_elsewhere
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory, maker
+from treeopt.records.stale import changed
 from treeopt.records.trace import RankTrace
 from treeopt.report.figures import style
 from treeopt.report.figures.accuracy import accuracy_chart, groups_chart
