@@ -71,18 +71,19 @@ def document(record: Any) -> Any:
     """A record as values of JSON.
 
     A dataclass becomes an object of its fields, after its ``first_keys``, which may name properties. What may be left out is
-    left out where it is empty or None. The keys of a draft stand among those of what has it. Other types have their form in ``record``.
+    left out where it is empty, or None by default. The keys of a draft stand among those of what has it. Other types have their form in ``record``.
     """
     if hasattr(record, "record"):
         return record.record
     if is_dataclass(record):
         needed = {field.name for field in fields(record) if field.default is MISSING is field.default_factory}
+        has_default = {field.name for field in fields(record) if field.default not in (None, MISSING)}
         values: dict[str, Any] = {}
         for name in keys_of(type(record)):
             value = document(getattr(record, name))
             if name == "draft":
                 values |= value
-            elif name in needed or value not in (None, {}, []):
+            elif name in needed or value not in (None, {}, []) or (value is None and name in has_default):
                 values[name] = value
         return values
     if isinstance(record, Mapping):
