@@ -66,14 +66,10 @@ class Confined:
     def _start(self) -> Connection:
         fork = multiprocessing.get_context("fork")
         here, there = fork.Pipe()
-        self._process, self._owner = (
-            fork.Process(target=_serve, args=(self._function, here, there), daemon=True),
-            os.getpid(),
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # of other threads, which the forked process does not need
+        self._owner = os.getpid()
+        self._process = fork.Process(target=_serve, args=(self._function, here, there), daemon=True)
+        with warnings.catch_warnings():  # of other threads, which the forked process does not need
+            warnings.simplefilter("ignore", DeprecationWarning)
             self._process.start()
         there.close()
         return here
