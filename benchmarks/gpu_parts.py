@@ -22,7 +22,7 @@ from treeopt.files.places import shipped
 from treeopt.files.writing import write_text
 from treeopt.growth.source import source_of
 from treeopt.latency.hardware import SHAPES, ModelShape
-from treeopt.latency.rounds import PRECISION, time_rounds
+from treeopt.latency.rounds import PRECISION, time_steps
 from treeopt.pipeline.profile.outcome import finish
 from treeopt.pipeline.profile.placement import timing_trees, tree_families
 from treeopt.pipeline.profile.timed import all_timings, profile
@@ -192,7 +192,7 @@ def time_graphs(part: Part, run: RunDirectory, session: Session, at: tuple[int, 
     families = tree_families(source_of(Calibration.load(shipped("calibration")[ACCURACIES])), NUM_HEADS, max(sizes))
     prompts, stop = rows_at(at[1], [c.first for c in session.prompts.conversations[: at[0]]], session.target)
     visits = StaticVisits(replace(session.setup(1), stop=stop), prompts, timing_trees(families, sizes, given=True))
-    rounds = time_rounds(visits, time_limit_s=max(seconds - (time.monotonic() - began), 1.0))
+    rounds = time_steps(visits, time_limit_s=max(seconds - (time.monotonic() - began), 1.0))
     points, plain = all_timings({at: rounds})
     runtime = {**session.runtime(), "name": "benchmarks/gpu.py", "version": __version__, "weights": RANDOM}
     info = {"measures": "step", "provenance": session.provenance(seed=0).record, "inputs": {}}

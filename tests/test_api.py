@@ -122,7 +122,7 @@ def test_every_result_is_a_table_in_a_notebook_and_draws_itself(run):
         assert title in str(record)
     for record, name in [(trace, "accuracy"), (profile, "latency"), (plan, "throughput")]:
         assert record.plot(name).axes
-    assert plan[1].speedup is plan[1].chosen.speedup
+    assert plan[1].speedup == plan[1].chosen.speedup
     assert plan.plot("tree", trace, batch_size=1).axes
     with pytest.raises(treeopt.OutOfRange, match=r"needs plan.json"):
         profile.plot("tree")

@@ -202,9 +202,11 @@ def test_groups_that_are_too_few_to_be_judged_do_not_end_a_run(mixed_run, capsys
 
 def test_the_last_lines_of_a_run_have_its_groups(mixed_run, monkeypatch):
     groups = groups_of(mixed_run, SimpleNamespace(source=Source(group_by="kind")))
-    monkeypatch.setattr("treeopt.pipeline.session_of", lambda *given, **options: SimpleNamespace(source=Source()))
     monkeypatch.setattr(
-        "treeopt.pipeline.run_line", lambda *given: Line(mixed_run.read_plan(), [some_bench()], [], groups, {})
+        "treeopt.pipeline.session.session_of", lambda *given, **options: SimpleNamespace(source=Source())
+    )
+    monkeypatch.setattr(
+        "treeopt.pipeline.run.run_line", lambda *given: Line(mixed_run.read_plan(), [some_bench()], [], groups, {})
     )
     last = invoke("run", "--run", mixed_run.path).stdout.rpartition("The speedup is")[2]
     assert last.index("do not speculate") < last.index("own over shared") < last.index("Found: ")

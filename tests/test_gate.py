@@ -83,7 +83,7 @@ def test_noise_of_prompts(tmp_path):
 
     logs = np.log([tokens(drawn()) for _ in range(1000)])
     sides = [counted(drawn(), tmp_path / "after.jsonl") for _ in range(8)]
-    errors = [counts_gate(NAMES, side, side, 0.05).changes[0].stderr / np.sqrt(2) for side in sides]
+    errors = [counts_gate(NAMES, side, side, 0.05).changes[0].log_stderr / np.sqrt(2) for side in sides]
     assert np.mean(errors) == pytest.approx(logs.std(), rel=0.15)
 
 
@@ -93,7 +93,7 @@ def test_steps_without_a_draft():
     change = counts_gate(NAMES, counts, counts, 0.05).changes[0]
     emitted = np.repeat([1, 2, 3, 1], [100, 300, 600, 1000])
     assert change.before == emitted.mean() == 1.75
-    assert change.stderr == pytest.approx(np.sqrt(2 / 2000) * emitted.std() / 1.75)
+    assert change.log_stderr == pytest.approx(np.sqrt(2 / 2000) * emitted.std() / 1.75)
 
 
 def arms(*rows, repeats=1, **others):

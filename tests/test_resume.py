@@ -21,7 +21,7 @@ from treeopt.files import npz, writing
 from treeopt.files.journal import Journal
 from treeopt.files.storage import document
 from treeopt.files.writing import discard
-from treeopt.latency.rounds import time_rounds
+from treeopt.latency.rounds import time_steps
 from treeopt.pipeline.contest import Contest, interleaved
 from treeopt.pipeline.entrants import Entrant
 from treeopt.records.contender import Prompt
@@ -251,10 +251,10 @@ def test_a_killed_profile_keeps_its_rounds(tmp_path, target, heads):
     visits = StepVisits(own, [[1, 2, 3], [4, 5]], [Tree.chain(1), Tree.dense([2, 2])], 2)
     folder = tmp_path / "profile.partial"
     with pytest.raises(Killed):
-        time_rounds(visits, time_limit_s=0.0, journal=KilledJournal(folder, 3))
+        time_steps(visits, time_limit_s=0.0, journal=KilledJournal(folder, 3))
     journal = Journal(folder, {})
     _, *kept = journal.documents()  # behind what is planned
-    found = time_rounds(visits, time_limit_s=0.0, journal=journal)
+    found = time_steps(visits, time_limit_s=0.0, journal=journal)
     assert [asdict(visit) for round_ in found.rounds[:2] for visit in round_] == [
         visit for block in kept for visit in block["visits"]
     ]

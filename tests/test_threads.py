@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from treeopt.latency.rounds import processor_share, time_rounds
+from treeopt.latency.rounds import processor_share, time_steps
 from treeopt.runtime import stepper
 from treeopt.runtime.decode import Decoder
 from treeopt.runtime.setup import Setup
@@ -48,6 +48,6 @@ def test_a_busy_machine_is_told_by_the_processor_time_of_rounds(target, heads, m
     """A clock of the process that goes half as fast as the wall's."""
     monkeypatch.setattr(stepper.time, "process_time", lambda: stepper.time.perf_counter() / 2)
     setup = Setup(target, heads, StopRule(frozenset(), 20, at_loops=False))
-    found = time_rounds(StepVisits(Decoder(setup), [[1, 2, 3]], [Tree.chain(1)], 1), time_limit_s=0.0)
+    found = time_steps(StepVisits(Decoder(setup), [[1, 2, 3]], [Tree.chain(1)], 1), time_limit_s=0.0)
     assert processor_share([(v.seconds, v.processor_s) for v in found.visits]) == pytest.approx(0.5, abs=0.01)
     assert processor_share([(1.0, None)]) is None  # somebody else's

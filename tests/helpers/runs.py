@@ -94,7 +94,12 @@ def some_groups(heads: int, names) -> dict:
     rng = np.random.default_rng(3)
     hits = rng.integers(0, 50, (len(names), heads))
     return {
-        name: {"hits": [[int(h), 1] for h in row], "trials": [60] * heads, "sequences": 5, "tokens_per_step": 2.0}
+        name: {
+            "hits": [[int(h), 1] for h in row],
+            "trials": [60] * heads,
+            "sequences": 5,
+            "tokens_per_step": Estimate(2.0),
+        }
         for name, row in zip(names, hits, strict=True)
     }
 

@@ -13,6 +13,7 @@ from rich.segment import Segment
 
 from treeopt.arms.gate import Gate
 from treeopt.arms.tuned import TunedArms
+from treeopt.engines.base import Names
 from treeopt.errors import OutOfRange
 from treeopt.files.shell import printable
 from treeopt.growth.score import Score
@@ -22,6 +23,7 @@ from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
 from treeopt.records.display import Exported
 from treeopt.records.exchange import ExportOptions
+from treeopt.records.inputs import model_and_drafter
 from treeopt.records.plan import Plan
 from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
@@ -94,5 +96,7 @@ def figure(records: Sequence[Any], name: str, batch_size: int | None) -> Figure:
 
 
 def write_export(plan: Plan, engine: str, folder: Path, options: ExportOptions) -> Exported:
-    files, written = export_to(folder, plan, engine, options)
+    with RunDirectory.holding(plan) as run:
+        names = Names(*model_and_drafter(run, plan))
+    files, written = export_to(folder, plan, engine, options, names=names)
     return Exported(tuple(files), written.notes, written.command)
