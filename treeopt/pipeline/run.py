@@ -31,6 +31,7 @@ from treeopt.records.rundir import STEPWISE, RunDirectory
 from treeopt.report import figures
 from treeopt.report.page import write_report
 from treeopt.report.terminal import progress
+from treeopt.report.verdict import timing_caveats
 
 if TYPE_CHECKING:
     from treeopt.runtime.session import Session
@@ -80,13 +81,9 @@ def run_line(run: RunDirectory, session: Session, wanted: LineOptions) -> Line:
     from treeopt.records.drafters import BLOCKS
 
     wanted, kind = with_engine(wanted, STEPWISE), session.drafter.kind
-    counts = (
-        USUAL
-        if any(method.limits.dynamic for method in methods_for(kind))
-        else USUAL_OF_BLOCKS
-        if kind in BLOCKS
-        else RANKS_ALONE
-    )
+    counts = USUAL_OF_BLOCKS if kind in BLOCKS else RANKS_ALONE
+    if any(method.limits.dynamic for method in methods_for(kind)):
+        counts = USUAL
     key = {"source": session.source.given, "drafter": session.drafter_record, **_lasting(wanted)}
     steps = Journal(run.partial("run"), key)
     parts = Parts(steps)
@@ -114,7 +111,8 @@ def run_line(run: RunDirectory, session: Session, wanted: LineOptions) -> Line:
     # The precision changes latencies, not what the engine takes.
     name = wanted.engine.partition("-")[0] if wanted.engine else None
     plan = search(run, SearchOptions(budget=wanted.budget, batch_sizes=wanted.batch_sizes, engine=name))
-    note(*plan.notes)
+    timing_notes = timing_caveats(run.read_profile())  # which profile printed
+    note(*(text for text in plan.notes if text not in timing_notes))
     parts.finish("search")
     decoding = BenchOptions(engine=wanted.engine, num_prompts=wanted.bench_prompts, time_limit_s=wanted.bench_limit_s)
     results = [bench(run, session, replace(decoding, batch_size=entry.batch_size)) for entry in plan.entries]

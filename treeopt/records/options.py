@@ -297,7 +297,7 @@ class LineOptions(Options):
     max_new_tokens: int = option("longest answer", 128, least=1, common=True)
     bench_prompts: int | None = option("held-out prompts at most; by default 64, or 20 a row", least=1)
     bench_limit_s: float = option("seconds of decoding them at most", 60.0, above=0, flag="--bench-limit")
-    time_limit_s: float = option("seconds for timing steps", 30.0, above=0, flag="--time-limit", common=True)
+    time_limit_s: float = option("seconds for timing steps", 20.0, above=0, flag="--time-limit", common=True)
     overwrite: bool = option("replace other measurements of the run", False, common=True)
 
 
