@@ -19,14 +19,14 @@ from treeopt.pipeline.drafters import benches_of
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.exchange import ExportOptions
-from treeopt.records.inputs import model_and_drafter, read_planned, read_timed
+from treeopt.records.inputs import model_and_drafter, read_planned
 from treeopt.records.plan import Plan, by_batch_size, for_all
 from treeopt.records.rules import marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.stale import stale_plan
 from treeopt.report.export_notes import load_notes
 from treeopt.report.plan_verdict import doubts
-from treeopt.report.verdict import slowdown, times, timing_caveats
+from treeopt.report.verdict import slowdown, times
 from treeopt.runtime.waiting import import_torch
 from treeopt.trees.tree import Tree
 
@@ -68,8 +68,7 @@ def export(
         benches = benches_of(run, plan)
     names = names or Names(*model_and_drafter(run, plan))
     paths, written = export_to(folder, plan, engine, options, benches=benches, anyway=anyway, names=names)
-    profile = read_timed(run, plan.inputs)
-    return paths, replace(written, notes=(*written.notes, *(timing_caveats(profile) if profile else ())))
+    return paths, replace(written, notes=(*written.notes, *plan.notes))
 
 
 def _export_tree(run: RunDirectory, engine: str, tree: Tree, options: ExportOptions, heads: int | None) -> Written:
