@@ -158,6 +158,10 @@ def test_launch_line_has_the_lengths_by_concurrency():
     lines, _ = launch_lines(decided(TABLE), "vllm")
     (line,) = lines
     assert "[[1, 2, 2], [3, 11, 3], [12, 4096, 2]]" in line
+    unknown = decided([replace(a, drafter="fast", k=None) if a.k else a for a in TABLE])
+    lines, notes = launch_lines(unknown, "vllm", "eagle3")
+    assert not lines
+    assert "how many guesses fast makes is not known" in notes[0]
     none, _ = launch_lines(decided([a for a in TABLE if a.k == 0]), "vllm")
     assert none[0].endswith("\nvllm serve MODEL")
     slower = decided([arm(speed=10.0), arm("MTP", 2, speed=9.9), arm(c=8, speed=80.0), arm("MTP", 2, 8, 120.0)])

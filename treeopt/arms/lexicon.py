@@ -59,16 +59,14 @@ MEASURES = _compiled(
 )  # fmt: skip
 K = (
     r"(?:speculative[ -])?(?:(?:num[ -]|n[ -]|max[ -])?(?:spec(?:ulative)?|draft(?:ed)?)[ -](?:n[ -])?"
-    r"(?:tokens?|len(?:gth)?|steps?|depth|max|n)|num[ -]steps)|(?:spec[ -]draft[ -])?n[ -]max|depth|gamma|γ"
+    r"(?:tokens?|len(?:gth)?|steps?|depth|max|n)|num[ -]steps)|(?:spec[ -]draft[ -])?n[ -]max|(?:num[ -]|n[ -])?guess(?:es)?|depth|gamma|γ"
 )
 BLOCK = r"block(?: size)?|(?:speculative[ -])?num[ -]draft[ -]tokens"  # the last verified token is among them
-CONCURRENCY = (
-    r"(?:max[ -])?(?:conc(?:urren(?:cy|t))?|batch(?:[ -]?size)?|bsz?|clients?|users?|streams?|parallel|slots|np)"
-)
+CONCURRENCY = r"(?:max[ -])?(?:conc(?:urren(?:cy|t))?|batch(?:[ -]?size)?|bsz?|clients?|users?|(?:parallel[ -])?streams?|parallel|slots|np)"
 AXES = _compiled(
     ("hardware", r"\b([tde]p ?=? ?\d{1,2}\b(?: ?[x×+/,] ?[tdpe]p ?=? ?\d{1,2}\b)*|[tde]p\d{1,2}(?:[x×][tdpe]p\d{1,2})+)"),
     ("block", rf"\b(?:{BLOCK}) ?[=:]? ?(\d+)\b|(?:(?<=(?:flash|lash2|spark|omino)[ -])|(?<=mtp[ -]))b ?=? ?(\d+)\b"),
-    ("k", rf"(?<![a-z])(?:{K}|k|steps|spec|fixed|static)(?: ?[=:] ?| )(\d+)\b|\bdraft(?: ?= ?|[ -])(\d{{1,2}})\b(?!\.\d)|(?<!@ )\b[dn] ?=? ?(\d{{1,2}})\b|\bk(\d+)\b|\b(\d{{1,2}}) (?:(?:spec\w*|draft\w*) tokens?|(?:(?:spec\w*|draft\w*) )?steps?)\b|\((\d+) (?:tokens?|steps?|drafts?)\)"),
+    ("k", rf"(?<![a-z])(?:{K}|k|steps|spec|fixed|static)(?: ?[=:] ?| )(\d+)\b|\bdraft(?: ?= ?|[ -])(\d{{1,2}})\b(?!\.\d)|(?<!@ )\b[dn] ?=? ?(\d{{1,2}})\b|\bk(\d+)\b|\b(\d{{1,2}}) (?:(?:spec\w*|draft\w*) tokens?|(?:(?:spec\w*|draft\w*) )?steps?|guess(?:es)?)\b|\((\d+) (?:tokens?|steps?|drafts?)\)"),
     ("concurrency", rf"\b{CONCURRENCY} ?[=:@-]? ?(\d+)\b|\b(?:c|b(?! ?[123]00\b)) ?(\d{{1,3}})\b|\b[cb] ?[=≥] ?(\d+)\b|@ ?(\d+)\b|\b(\d+) (?:users?|clients?|streams?|parallel|"
                     r"concurrent|reqs?|requests|slots)\b(?: \w+)?"),
     ("temperature", r"\btemp(?:erature)? ?[=:]? ?(\d+(?:\.\d+)?)|\bt ?= ?(\d+(?:\.\d+)?)"),

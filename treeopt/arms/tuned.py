@@ -113,6 +113,13 @@ def launch_lines(decided: Decided, engine: str | None, kind: str | None = None) 
     lines, notes = list[str](), list[str]()
     for key, choices in decided.groups.items():
         drafter, lengths = _one_drafter(choices)
+        unknown = [choice.arm.name for choice in choices if choice.arm.k is None]
+        if drafter == OFF and unknown:
+            notes.append(
+                f"There is no launch line, since how many guesses {unknown[0]} makes is not known: `columns` says which column has "
+                "them, as NAME=k."
+            )
+            continue
         drafter_kind = kind or kind_of_name(drafter)
         if drafter != OFF and drafter_kind is None:
             notes.append(

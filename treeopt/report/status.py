@@ -11,7 +11,7 @@ from treeopt.engines.plans import first_taking
 from treeopt.engines.registry import engine_of, runners
 from treeopt.errors import TreeoptError
 from treeopt.files.places import shipped
-from treeopt.files.shell import command_line
+from treeopt.files.shell import command_line, shell_word
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
 from treeopt.records.origins import Provenance
@@ -59,8 +59,9 @@ def status(run: RunDirectory) -> RunStatus:
     found: Records = {}
     rows = [*_results(run, found), *_folders(run), *_journals(run)]
     steps = Steps(run, {row.name: row for row in rows}, found)
+    later = f"treeopt compare {shell_word(str(run.path))} LATER_RUN"
     why, command = next(
-        iter(steps), ("Everything is up to date. Whether it still is for later traffic: treeopt compare.", None)
+        iter(steps), (f"Everything is up to date. Whether it still is for later traffic: {later}", None)
     )
     return RunStatus(run=str(run.path), files=rows, why=why, next=command)
 
