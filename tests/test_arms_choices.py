@@ -1,6 +1,7 @@
 """What a table of arms says: repeats, groups that are decided apart, choices and their figures."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -158,6 +159,9 @@ def test_launch_line_has_the_lengths_by_concurrency():
     lines, _ = launch_lines(decided(TABLE), "vllm")
     (line,) = lines
     assert "[[1, 2, 2], [3, 11, 3], [12, 4096, 2]]" in line
+    assert "Above 16 requests at once nothing was run" in launch_lines(decided(TABLE), "vllm")[1][-1]
+    (line,), _ = launch_lines(decided(TABLE), "sglang", "EAGLE-3")
+    assert re.search(r"cat > adaptive.json <<'END'\n\{.+\}\nEND\npython -m sglang.+ adaptive.json$", line)
     unknown = decided([replace(a, drafter="fast", k=None) if a.k else a for a in TABLE])
     lines, notes = launch_lines(unknown, "vllm", "eagle3")
     assert not lines

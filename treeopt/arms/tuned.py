@@ -13,7 +13,7 @@ from treeopt.arms.choices import Decided, decide_arms, title_of
 from treeopt.arms.decide import Choice
 from treeopt.arms.tables import read_tables
 from treeopt.arms.tools import read_sweep, read_tool
-from treeopt.engines.base import About, Names
+from treeopt.engines.base import About, Names, Written
 from treeopt.engines.measured.files import load_file
 from treeopt.engines.plans import plain_command, write_served
 from treeopt.engines.registry import engine_named, engine_of, method_of
@@ -120,7 +120,7 @@ def launch_lines(decided: Decided, engine: str | None, kind: str | None = None) 
                 "them, as NAME=k."
             )
             continue
-        drafter_kind = kind or kind_of_name(drafter)
+        drafter_kind = kind_of_name(kind or drafter) or kind
         if drafter != OFF and drafter_kind is None:
             notes.append(
                 f"There is no launch line, since {drafter} is of no kind that treeopt knows: name one with `drafter`."
@@ -146,15 +146,23 @@ def _launches(
         ends = [*(start - 1 for start in starts[1:]), None]
         served = merged(tuple(zip(starts, ends, map(Tree.chain, lengths), strict=True)))
         written = write_served(method, served, about)
-        yield list(loads), written.command, written.notes
+        beyond = f"Above {loads[-1]} requests at once nothing was run: the last length is served there unproven."
+        yield list(loads), _with_files(written), (*written.notes, *([beyond] if lengths[-1] else []))
         return
     for length in dict.fromkeys(lengths):
         at = [load for load, k in zip(loads, lengths, strict=True) if k == length]
         if method and length:
             written = write_served(method, for_all(Tree.chain(length)), replace(about, batch_size=at[-1]))
-            yield at, written.command, written.notes
+            yield at, _with_files(written), written.notes
         else:
             yield at, plain_command(engine, names), ()
+
+
+def _with_files(written: Written) -> str:
+    """The command, behind those that write the files that it and they read."""
+    read = "\n".join([written.command, *written.files.values()])
+    files = {name: text for name, text in written.files.items() if name in read}
+    return "".join(f"cat > {name} <<'END'\n{text.rstrip()}\nEND\n" for name, text in files.items()) + written.command
 
 
 def _one_drafter(choices: Sequence[Choice]) -> tuple[str, list[int]]:

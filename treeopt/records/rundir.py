@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from treeopt import RUN
 from treeopt.errors import InvalidInput
 from treeopt.files.shell import command_line
 from treeopt.files.writing import replace_together, sole_writer
@@ -133,12 +134,13 @@ class RunDirectory:
         return [file for file in sorted(self.path.glob("bench*.json")) if maker(file.name)[0] == "bench"]
 
     def command(self, *words: object) -> str:
-        """A command of treeopt on this run, in words for a shell.
+        """A command of treeopt on this run, in words for a shell; that of the usual name need not be said.
 
         >>> RunDirectory("my run").command("profile", "--batch-size", 8)
         "treeopt profile --batch-size 8 --run 'my run'"
         """
-        return command_line("treeopt", *words, *(() if self.is_held else ("--run", self.path)))
+        is_usual = self.is_held or self.path == Path(RUN)
+        return command_line("treeopt", *words, *(() if is_usual else ("--run", self.path)))
 
     def partial(self, name: str) -> Path:
         """The folder of a journal, of a measurement that is not finished."""
