@@ -150,6 +150,17 @@ def test_minutes_of_the_next_run_are_by_its_speed():
     )
 
 
+NOTHING_ADDED = "Only settings in the files were weighed. `lengths` adds some that could be run."
+
+
+def test_a_speed_that_cannot_be_is_named():
+    assert decided([arm(speed=10.0), arm("MTP", 2, speed=29.0)]).notes == (NOTHING_ADDED,)
+    (note, *_) = decided([arm(speed=10.0), arm("MTP", 2, speed=31.0)]).notes
+    assert note.startswith(
+        "MTP 2 at concurrency 1 is 3.1 times as fast as off, but a step of 2 guesses gives at most 3 tokens"
+    )
+
+
 def test_engine_is_told_by_the_arms():
     assert engine_of_all(Arms(arms=(arm(about={"engine": "llama.cpp (fork)"}),))) == "llama-cpp"
     assert engine_of_all(Arms(arms=(arm(about={"engine": "vLLM"}), arm(about={"engine": "SGLang"})))) is None

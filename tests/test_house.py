@@ -31,7 +31,7 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 LIGHT = {"treeopt.__version__", "treeopt.RUN"}  # what lies in treeopt/__init__.py for everybody
 LINES, BODY, PARAMETERS = 400, 60, 8
 # Lines of all Python files of a folder. They only fall: who raises one says why in CHANGELOG.md.
-SUMS = {"treeopt": 42_147, "tests": 30_890}
+SUMS = {"treeopt": 42_162, "tests": 30_901}
 SOURCES = {"RankTrace", "Calibration", "Probe"}
 
 

@@ -140,6 +140,7 @@ def decide_arms(
     if tpot_limit is not None and any(arm.unit == "ratio" for arm in compared):
         raise InvalidInput("`tpot_limit` needs times or tokens per second: a ratio to another setting says neither.")
     compared = _with_lengths(merged(compared), lengths)
+    notes += _too_fast(compared)
     posteriors, choices, steps = [], [], list[StepTime]()
     for model in dict.fromkeys(arm.model for arm in compared):
         posterior = posterior_of([arm for arm in compared if arm.model == model], launch=noise)
@@ -163,6 +164,20 @@ def decide_arms(
         meanings=arms.meanings,
         notes=(*arms.notes, *notes),
     )
+
+
+def _too_fast(arms: Sequence[Arm]) -> list[str]:
+    """A sentence for each arm that is faster than if all its guesses were right and cost nothing."""
+    plain = {arm.cell: arm.tokens_per_s for arm in arms if arm.k == 0 and arm.tokens_per_s}
+    notes = []
+    for arm in arms:
+        if arm.k and arm.tokens_per_s and arm.cell in plain and arm.tokens_per_s > (arm.k + 1) * plain[arm.cell]:
+            ratio = arm.tokens_per_s / plain[arm.cell]
+            notes.append(
+                f"{arm.name} at concurrency {arm.concurrency} is {ratio:.1f} times as fast as off, but a step of {arm.k} guesses "
+                f"gives at most {arm.k + 1} tokens: a figure is wrong, or off was run otherwise."
+            )
+    return notes
 
 
 def _with_lengths(arms: list[Arm], lengths: Sequence[int]) -> list[Arm]:
