@@ -100,7 +100,7 @@ class Contest:
 
     @cached_property
     def contenders(self) -> Mapping[str, Entrant]:
-        """Those who decode: the entrants, without what is chosen where that is one of the others."""
+        """The entrants that decode: all, but for the chosen one where another entrant decodes the same."""
         return {name: entrant for name, entrant in self.entrants.items() if name != CHOSEN or self.judged == CHOSEN}
 
     @cached_property

@@ -66,7 +66,7 @@ def export(
     benches: Mapping[int, Benchmark] = {}
     with suppress(InvalidInput):  # one is damaged: the prediction says it too
         benches = benches_of(run, plan)
-    names = names or Names(*model_and_drafter(run, plan))
+    names = names or Names(*model_and_drafter(plan, run))
     paths, written = export_to(folder, plan, engine, options, benches=benches, anyway=anyway, names=names)
     return paths, replace(written, notes=(*written.notes, *plan.notes))
 

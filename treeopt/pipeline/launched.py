@@ -67,7 +67,7 @@ def bench_plan(run: RunDirectory, source: Source, options: BenchOptions, server:
     check_heeded({**source.given, "trees": options.trees, "time_limit_s": options.time_limit_s})
     launcher, plan = Launcher.parse(str(server.launch), server.within_s), run.read_plan()
     batch_size, engine = options.batch_size, _engine_of(plan, options.engine)
-    names = Names(drafter=None if source.drafter else model_and_drafter(run, plan)[1])
+    names = Names(drafter=None if source.drafter else model_and_drafter(plan, run)[1])
     export = prepare(plan, engine, ExportOptions(batch_size=batch_size), names)
     note(*stale_plan(run, plan), *export.notes)
     entries = [entry for entry in export.plan.entries if batch_size in (None, entry.batch_size)]

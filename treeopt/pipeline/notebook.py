@@ -96,7 +96,5 @@ def figure(records: Sequence[Any], name: str, batch_size: int | None) -> Figure:
 
 
 def write_export(plan: Plan, engine: str, folder: Path, options: ExportOptions) -> Exported:
-    with RunDirectory.holding(plan) as run:
-        names = Names(*model_and_drafter(run, plan))
-    files, written = export_to(folder, plan, engine, options, names=names)
+    files, written = export_to(folder, plan, engine, options, names=Names(*model_and_drafter(plan)))
     return Exported(tuple(files), written.notes, written.command)

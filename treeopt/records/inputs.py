@@ -155,9 +155,9 @@ def read_grown_on(run: RunDirectory, inputs: Mapping[str, str]) -> Accuracies | 
     return None
 
 
-def model_and_drafter(run: RunDirectory, plan: Plan) -> tuple[str | None, str | None]:
-    """Paths or hub ids of the model and the drafter that a plan is of, as far as it and the run know them."""
-    record = read_grown_on(run, plan.inputs)
+def model_and_drafter(plan: Plan, run: RunDirectory | None = None) -> tuple[str | None, str | None]:
+    """Paths or hub ids of the model and the drafter that a plan is of, as far as it and its run know them."""
+    record = None if run is None else read_grown_on(run, plan.inputs)
     meta = {} if record is None else record.meta
     given = meta["source"] if isinstance(meta.get("source"), Mapping) else {}
     model = str(given.get("model") or Provenance.of(meta).model)

@@ -280,7 +280,7 @@ def _deployment(run: RunDirectory, plan: Plan, inputs: Inputs, engines: Sequence
     benches = [*inputs.benches().values(), *(bench for bench in engines if not inputs.elsewhere(bench))]
     planned = plan.constraint.engine if plan.constraint else None
     able = [planned.name] if planned else runners((plan.drafter or {}).get("kind"))
-    taken = first_taking(plan, able, Names(*model_and_drafter(run, plan)))
+    taken = first_taking(plan, able, Names(*model_and_drafter(plan, run)))
     if taken is None or any(map(slowdown, benches)):
         return None
     engine, written = taken

@@ -65,7 +65,7 @@ def best_speculation(entry: PlanEntry) -> Figure | None:
 
 
 def not_speculating(plan: Plan, entry: PlanEntry) -> str:
-    """That no draft pays, where the best one's interval or bound is below plain decoding; else that none is shown to."""
+    """A sentence: no tree pays, where the best one's interval or bound is below plain decoding, else none is shown to pay."""
     best, noun = best_speculation(entry), "setting" if plan.copies else "tree"
     speedup = best.speedup if best else None
     is_slower = outcome(speedup) == "loss" or (plan.part is not None and speedup is not None and speedup <= 1)
